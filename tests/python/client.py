@@ -501,6 +501,8 @@ class SuffixCache(WithMesh):
             {**token, "refrain_document": "xyz"}, {**token, "refrain_epoch": -1}, {**token, "refrain_epoch": "soon"},
             {**token, "refrain_epoch": [1]}, {**token, "refrain_epoch": float("inf")}, {**token, "refrain_epoch": 2**64},
             {**token, "refrain_written": float("nan")}, {**token, "refrain_written": -1}, {**token, "refrain_written": {}},
+            {"refrain_alpha": "x"}, {"refrain_alpha": 0}, {"refrain_alpha": 10**400}, {"refrain_min_token_prob": 1.5},
+            {"refrain_min_token_prob": float("nan")}, {"refrain_max_spec_tokens": -1}, {"refrain_max_spec_tokens": []},
         ]  # fmt: skip
         for number, fields in enumerate(unreadable):
             cache.announce(str(number), fields, Ending())

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use refrain_engine_plugin::{EngineRules, PluginConfig, Proposer, RequestStart, RequestStep};
+use refrain_protocol::chunk::DraftRules;
 
 use crate::tokens::Tokens;
 
@@ -37,15 +38,22 @@ impl Client {
         })
     }
 
-    /// start(request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0): begins a request, or
-    /// resumes one after the engine made room.
+    /// start(request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0, alpha=None,
+    /// min_token_prob=None, max_spec_tokens=None): begins a request, or resumes one after the engine made room.
     ///
     /// `namespace` is a token; without one the configured token applies. A request that has neither, or whose token
     /// is refused (ValueError), drafts from its own text alone, and its output is not kept. `document` (32 hex
     /// digits) and `epoch` (a number) name the output in the store, where another service writes it there; an output
     /// without a name is uploaded from here. The last `written` tokens of the prompt are output already. Returns how
     /// many output tokens are known from before an interruption: the next ones follow these.
-    #[pyo3(signature = (request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0))]
+    ///
+    /// The last three are the rules of the request's drafts. `alpha` and `min_token_prob` come before those of
+    /// `propose` and of the configuration. No step has more than `max_spec_tokens` draft tokens for it, of whatever
+    /// source.
+    #[pyo3(signature = (
+        request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0, alpha=None,
+        min_token_prob=None, max_spec_tokens=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "a Python call with names")]
     fn start(
         &self,
@@ -57,8 +65,16 @@ impl Client {
         document: Option<&str>,
         epoch: u64,
         written: usize,
+        alpha: Option<f32>,
+        min_token_prob: Option<f32>,
+        max_spec_tokens: Option<u64>,
     ) -> PyResult<usize> {
         py.detach(|| {
+            let drafts = DraftRules {
+                alpha,
+                min_token_prob,
+                max_spec_tokens: max_spec_tokens.map(|max| u32::try_from(max).unwrap_or(u32::MAX)),
+            };
             let start = RequestStart {
                 request: request_id,
                 prompt: prompt.0,
@@ -67,6 +83,7 @@ impl Client {
                 document,
                 epoch,
                 written,
+                drafts,
             };
             self.proposer.begin(start).map_err(invalid)
         })
@@ -117,8 +134,9 @@ impl Client {
     }
 
     /// step(requests): returns for each (request id, tokens emitted since the last step, most tokens, the engine's
-    /// own draft) a draft that is expected to bring more than the engine's own, or None to keep that. The acceptance
-    /// statistics of both are learnt from the emitted tokens, by namespace.
+    /// own draft) a draft that is expected to bring more than the engine's own, or None to keep that. A draft of the
+    /// engine that is longer than the request's rules allow is cut, even to nothing. The acceptance statistics of
+    /// both are learnt from the emitted tokens, by namespace.
     fn step(
         &self,
         py: Python<'_>,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use lru::LruCache;
 use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, Uploader};
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
 use refrain_service_kit::http::Server;
@@ -27,7 +28,7 @@ use crate::paused::PausedRequests;
 use crate::request::Request;
 use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
-use crate::speculation::EngineRules;
+use crate::speculation::{EngineRules, check_of_request};
 
 /// A replica of the drafts inside an engine, which follows a mesh's draft store and uploads the engine's outputs.
 pub struct Proposer {
@@ -73,6 +74,8 @@ pub struct RequestStart<'a> {
     pub epoch: u64,
     /// Tokens at the end of the prompt that are output already.
     pub written: usize,
+    /// The rules of its drafts. The configuration and the engine decide what is missing.
+    pub drafts: DraftRules,
 }
 
 /// A step of a request whose engine has drafts of its own.
@@ -115,10 +118,11 @@ impl Proposer {
     /// before the interruption: the next ones that the engine emits follow these.
     ///
     /// # Errors
-    /// The token of the namespace is refused, or the document's name cannot be read. With a refused token the request
-    /// runs all the same. It then drafts from its own text alone, its output is not kept, and it begins with its
-    /// prompt.
+    /// The token of the namespace is refused, the document's name cannot be read, or a rule of drafts has no valid
+    /// value. With a refused token the request runs all the same. It then drafts from its own text alone, its output
+    /// is not kept, and it begins with its prompt.
     pub fn begin(&self, start: RequestStart<'_>) -> Result<usize, ApiError> {
+        check_of_request(&start.drafts).inspect_err(|_| self.refuse())?;
         let document = match start.document {
             Some(document) => document.parse().map_err(|error: String| {
                 self.refuse();
@@ -156,7 +160,7 @@ impl Proposer {
         let paused = paused.filter(|paused| refused.is_ok() && paused.is_resumed_by(&state));
         let state = paused.map_or(state, RequestState::resume);
         let known = state.tokens() - prompt_len;
-        self.run(start.request, state, signed, start.group);
+        self.run(start.request, state, start.drafts, signed, start.group);
         refused.map(|()| known)
     }
 
@@ -193,7 +197,8 @@ impl Proposer {
     }
 
     /// For each request the tokens of a draft that is expected to bring more than the engine's own, or `None` to keep
-    /// the engine's. The acceptance statistics of both kinds are learnt from the emitted tokens, by namespace.
+    /// the engine's. An engine's draft that is longer than the request's rules allow is cut, even to nothing. The
+    /// acceptance statistics of both kinds are learnt from the emitted tokens, by namespace.
     pub fn step(&self, requests: Vec<RequestStep>) -> Vec<Option<Vec<u32>>> {
         let Requests {
             running,
@@ -201,15 +206,16 @@ impl Proposer {
             ..
         } = &mut *self.requests.lock();
         let params = EngineRules::default().params(&self.rules, running.len());
-        let draft = |step: RequestStep| {
+        let draft = |mut step: RequestStep| {
             let request = running.get_mut(&step.request)?;
             let statistics =
                 statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::default);
             request.extend(&step.emitted, Some(statistics), &self.metrics);
             self.outbox.upload_if_due(request);
             request.propose(&params, step.draft_tokens_max, &self.metrics);
+            let cut = request.cut(&mut step.engine_draft);
             if !request.beats(step.engine_draft, statistics) {
-                return None;
+                return cut;
             }
             let offered = request.offer(&self.metrics)?;
             Some(offered.tree.tokens().collect())
@@ -245,6 +251,7 @@ impl Proposer {
         &self,
         id: String,
         state: RequestState,
+        rules: DraftRules,
         signed: Option<SignedNamespace>,
         group: Option<String>,
     ) {
@@ -256,7 +263,7 @@ impl Proposer {
         let mut requests = self.requests.lock();
         let unfinished = requests
             .running
-            .insert(id, Request::new(state, sources, own));
+            .insert(id, Request::new(state, rules, sources, own));
         self.metrics.requests.set(requests.running.len() as i64);
         if let Some(unfinished) = unfinished {
             self.outbox.end(unfinished, FinishReason::Cancelled);

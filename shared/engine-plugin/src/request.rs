@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use refrain_draft_replica::DocumentUpdateRef;
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::draft::{
@@ -15,6 +16,7 @@ use crate::metrics::{INDEX, PluginMetrics};
 use crate::own_index::OwnIndex;
 use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
+use crate::speculation::{of_request, tokens_max_of_request};
 
 /// Most documents remembered as touched between two uploads.
 const TOUCHED_MAX: usize = 64;
@@ -22,6 +24,8 @@ const TOUCHED_MAX: usize = 64;
 /// A request that runs.
 pub(crate) struct Request {
     state: RequestState,
+    /// The rules that its caller set for its drafts.
+    rules: DraftRules,
     sources: AwaitedSources,
     own: OwnIndex,
     /// Output tokens that were queued for upload.
@@ -36,10 +40,16 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(state: RequestState, sources: AwaitedSources, own: OwnIndex) -> Self {
+    pub(crate) fn new(
+        state: RequestState,
+        rules: DraftRules,
+        sources: AwaitedSources,
+        own: OwnIndex,
+    ) -> Self {
         Request {
             uploaded: state.output().len(),
             state,
+            rules,
             sources,
             own,
             found: None,
@@ -159,6 +169,15 @@ impl Request {
         (self.state, Some(Box::new(ended)))
     }
 
+    /// Cuts the engine's own draft to the most tokens that the request may draft. Returns what is left, if that is
+    /// not all.
+    pub(crate) fn cut(&self, engine_draft: &mut Vec<u32>) -> Option<Vec<u32>> {
+        let tokens_max = tokens_max_of_request(&self.rules);
+        let is_cut = engine_draft.len() > tokens_max;
+        engine_draft.truncate(tokens_max);
+        is_cut.then(|| engine_draft.clone())
+    }
+
     /// Searches the best draft of at most `tokens_max` tokens.
     pub(crate) fn propose(
         &mut self,
@@ -207,7 +226,9 @@ impl Request {
             lookup(Scope::Tenant, namespace.index(), cursor)
         });
         let lookups = Vec::from_iter([own, group, tenant].into_iter().flatten());
-        self.found = propose(&lookups, params, tokens_max);
+        let params = of_request(params, &self.rules);
+        let tokens_max = tokens_max.min(tokens_max_of_request(&self.rules));
+        self.found = propose(&lookups, &params, tokens_max);
     }
 
     /// Offers the engine the draft that was found.

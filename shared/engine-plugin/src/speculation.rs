@@ -1,5 +1,7 @@
 //! How drafts are made inside an engine: by the configuration, by the engine, and by how much runs.
 
+use refrain_protocol::ApiError;
+use refrain_protocol::chunk::DraftRules;
 use refrain_speculation::draft::{Expansion, ProposeParams, ProposeRules, Setting};
 use serde::Deserialize;
 
@@ -82,9 +84,74 @@ impl EngineRules {
     }
 }
 
+/// Checks the rules that a request brings.
+///
+/// # Errors
+/// `InvalidRequest` that names the rule.
+pub(crate) fn check_of_request(rules: &DraftRules) -> Result<(), ApiError> {
+    if !rules.alpha.is_none_or(|it| it > 0.0 && it.is_finite()) {
+        return Err(ApiError::invalid(
+            "alpha",
+            "alpha: must be a number above 0",
+        ));
+    }
+    if !rules
+        .min_token_prob
+        .is_none_or(|it| (0.0..=1.0).contains(&it))
+    {
+        return Err(ApiError::invalid(
+            "min_token_prob",
+            "min_token_prob: must be a number from 0 to 1",
+        ));
+    }
+    Ok(())
+}
+
+/// The parameters of a step for a request with rules of its own, which are those of its tenant. Alpha and the least
+/// likely token come before the configuration and before what the engine sets. All limits hold as well.
+pub(crate) fn of_request(params: &ProposeParams, rules: &DraftRules) -> ProposeParams {
+    ProposeParams {
+        alpha: rules.alpha.unwrap_or(params.alpha),
+        min_token_prob: rules.min_token_prob.unwrap_or(params.min_token_prob),
+        ..params.clone()
+    }
+}
+
+/// Most draft tokens of a request with these rules, of whatever source.
+pub(crate) fn tokens_max_of_request(rules: &DraftRules) -> usize {
+    rules.max_spec_tokens.map_or(usize::MAX, |max| max as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_of_a_request_have_ranges() {
+        let rules = |alpha, min_token_prob| DraftRules {
+            alpha,
+            min_token_prob,
+            max_spec_tokens: None,
+        };
+        for right in [
+            rules(None, None),
+            rules(Some(0.01), Some(0.0)),
+            rules(Some(4.0), Some(1.0)),
+        ] {
+            assert_eq!(check_of_request(&right), Ok(()), "{right:?}");
+        }
+        for (wrong, field) in [
+            (rules(Some(0.0), None), "alpha"),
+            (rules(Some(f32::NAN), None), "alpha"),
+            (rules(Some(f32::INFINITY), None), "alpha"),
+            (rules(None, Some(-0.1)), "min_token_prob"),
+            (rules(None, Some(1.1)), "min_token_prob"),
+            (rules(None, Some(f32::NAN)), "min_token_prob"),
+        ] {
+            let error = check_of_request(&wrong).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(field), "{error:?}");
+        }
+    }
 
     fn reach(of: EngineRules, configured: &SpeculationConfig, requests: usize) -> (f32, f32) {
         let params = of.params(&configured.rules(), requests);

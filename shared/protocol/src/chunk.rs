@@ -25,7 +25,8 @@ pub enum Speculation {
     Off,
 }
 
-/// How drafts of a request are made, where its tenant has rules of its own. The worker decides what is missing.
+/// How drafts of a request are made, where its tenant has rules of its own. The worker decides what is missing, and
+/// inside an engine the plugin does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DraftRules {
@@ -41,6 +42,13 @@ pub struct DraftRules {
 }
 
 impl DraftRules {
+    /// The rules of a request that is decoded without drafts.
+    pub const NO_DRAFTS: DraftRules = DraftRules {
+        alpha: None,
+        min_token_prob: None,
+        max_spec_tokens: Some(0),
+    };
+
     /// Whether it leaves all to the worker.
     pub fn is_empty(&self) -> bool {
         *self == DraftRules::default()

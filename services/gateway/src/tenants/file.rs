@@ -45,10 +45,11 @@ pub struct TenantEntry {
     /// Whether its answers are without `metrics`, and their usage without numbers of cached and predicted tokens.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hides_metrics: bool,
-    /// Its drafts: a match of p tokens allows alpha * p draft tokens. Without it, the worker's setting holds.
+    /// Its drafts: a match of p tokens allows alpha * p draft tokens. Without it, the setting of the worker holds, or
+    /// of the plugin inside its engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f32>,
-    /// Draft tokens that are less likely than this are left out. Without it, the worker's setting holds.
+    /// Draft tokens that are less likely than this are left out. Without it, the same holds as for alpha.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_token_prob: Option<f32>,
     /// Most draft tokens of a request in a step, of whatever source; 0 turns drafts off. The worker's limits hold as

@@ -1,7 +1,7 @@
 //! A call to a streaming engine, and the pieces of its stream.
 
 use futures_util::stream::BoxStream;
-use refrain_protocol::chunk::Priority;
+use refrain_protocol::chunk::{DraftRules, Priority};
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId, TokenId};
@@ -43,6 +43,8 @@ pub struct AttachedDocument {
     pub document: DocumentId,
     /// The epoch of the document.
     pub epoch: u64,
+    /// The rules of the request's drafts. The plugin's configuration decides what is missing.
+    pub drafts: DraftRules,
 }
 
 impl GenerateRequest {

@@ -7,6 +7,7 @@ use std::num::NonZeroUsize;
 
 use lru::LruCache;
 use parking_lot::Mutex;
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId};
 use refrain_service_kit::mesh::is_too_old;
@@ -183,6 +184,7 @@ impl Introduction {
                 // The plugin uploads no output with a document id, and the worker does not upload this one.
                 document: DocumentId(random::u128()?),
                 epoch: 1,
+                drafts: DraftRules::default(),
             }),
         })
     }
@@ -206,6 +208,7 @@ mod tests {
                 group: None,
                 document: DocumentId(7),
                 epoch: 1,
+                drafts: DraftRules::default(),
             };
             introductions.record_use(NamespaceId(*namespace), &attached);
         }

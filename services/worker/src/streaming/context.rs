@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use refrain_protocol::chunk::{DraftRules, Speculation};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
@@ -79,6 +80,10 @@ impl StreamContext {
                 group: request.group.clone(),
                 document: running.document(),
                 epoch: request.epoch,
+                drafts: match request.speculation {
+                    Speculation::Off => DraftRules::NO_DRAFTS,
+                    _ => request.drafts,
+                },
             }),
             false => None,
         };

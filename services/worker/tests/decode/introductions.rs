@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_service_kit::clock;
 use refrain_worker::{
@@ -26,6 +27,7 @@ async fn ask(engine: &dyn StreamingEngine, namespaces: &[(u128, &str)]) {
                 group: Some("g".into()),
                 document: DocumentId(7),
                 epoch: 3,
+                drafts: DraftRules::default(),
             }),
             ..request()
         };

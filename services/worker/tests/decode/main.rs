@@ -8,6 +8,7 @@
 )]
 
 mod adoption;
+mod attached;
 mod bench;
 mod drain;
 mod drive;

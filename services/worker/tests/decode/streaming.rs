@@ -65,32 +65,6 @@ async fn output_is_streamed_and_stored() {
 }
 
 #[tokio::test]
-async fn an_attached_engine_receives_the_document_and_the_worker_uploads_it() {
-    let (engine, bench) = listening(FakeStream::new(stopping), |config| {
-        config.engine.attached = true;
-    })
-    .await;
-    let mut request = chunk(&bench, &[1, 2, 3], 50);
-    request.group = Some("g".into());
-    request.epoch = 5;
-    let received = run(&bench, request.clone()).await;
-    let attached = engine.last_asked().attached.unwrap();
-    let token = refrain_service_kit::mesh::token_of(&request.namespace).unwrap();
-    assert_eq!((attached.token, attached.epoch), (token, 5));
-    assert_eq!(attached.group.as_deref(), Some("g"));
-    // The engine receives the document that the worker uploads; its end is the one that the reader received.
-    let output = (received.tokens, Some(FinishReason::Stop));
-    eventually("the store has it", || {
-        stored(&bench, &request).as_ref() == Some(&output)
-    })
-    .await;
-    let documents = bench.store.documents.lock().unwrap();
-    assert_eq!(documents.len(), 1);
-    let head = &documents[&attached.document].head;
-    assert_eq!(head.group.as_deref(), Some("g"));
-}
-
-#[tokio::test]
 async fn chunks_join_and_draw_fresh_noise() {
     let (engine, bench) = listening(FakeStream::telling_late(repetitive), |_| {}).await;
     let mut request = chunk(&bench, &[4, 5, 6], 45);

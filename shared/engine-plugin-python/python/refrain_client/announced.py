@@ -45,6 +45,10 @@ def read(fields):
         values["document"] = _text(fields, "document")
         values["epoch"] = _count(fields, "epoch", 1)
         values["written"] = _count(fields, "written", 0)
+    # The rules of its drafts.
+    for name, kind in (("alpha", _number), ("min_token_prob", _number), ("max_spec_tokens", _count)):
+        if fields.get(PREFIX + name) is not None:
+            values[name] = kind(fields, name)
     return values
 
 
@@ -55,7 +59,14 @@ def _text(fields, name):
     return value
 
 
-def _count(fields, name, default):
+def _number(fields, name):
+    value = fields[PREFIX + name]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{PREFIX}{name}: must be a number")
+    return float(value)
+
+
+def _count(fields, name, default=None):
     value = int(fields.get(PREFIX + name, default))
     if not 0 <= value <= COUNT_MAX:
         raise OverflowError(f"{PREFIX}{name}: must be between 0 and {COUNT_MAX}")

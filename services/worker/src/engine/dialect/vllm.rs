@@ -81,6 +81,12 @@ impl Dialect for Vllm {
             if let Some(group) = &attached.group {
                 fields["refrain_group"] = json!(group);
             }
+            // Each rule that is set. Older plugins ignore fields that they do not know.
+            if let Value::Object(rules) = json!(attached.drafts) {
+                for (name, value) in rules {
+                    fields[format!("refrain_{name}")] = value;
+                }
+            }
             set("vllm_xargs", fields);
         }
         if let Some(top) = request.sampling.top_logprobs {

@@ -1,6 +1,7 @@
 //! Request bodies of vLLM.
 
 use refrain_protocol::DocumentId;
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::engine::Sampling;
 
 use super::super::tests::test_request;
@@ -24,6 +25,7 @@ fn an_attached_engine_receives_the_document_of_an_output() {
         group: Some("g".into()),
         document: DocumentId(0xab),
         epoch: 3,
+        drafts: DraftRules::default(),
     });
     let fields = json!({
         "refrain_namespace": "signed",
@@ -38,6 +40,32 @@ fn an_attached_engine_receives_the_document_of_an_output() {
     assert_eq!(introduction["vllm_xargs"], fields);
     assert_eq!(introduction["ignore_eos"], true);
     assert!(vllm().body(&asked).unwrap().get("ignore_eos").is_none());
+}
+
+#[test]
+fn an_attached_engine_receives_the_rules_of_drafts_that_are_set() {
+    let mut asked = test_request(&[5, 6, 7], Sampling::default());
+    let mut fields = |drafts| {
+        asked.attached = Some(AttachedDocument {
+            token: "signed".into(),
+            issued_at_s: 9,
+            group: None,
+            document: DocumentId(0xab),
+            epoch: 3,
+            drafts,
+        });
+        let body = vllm().body(&asked).unwrap();
+        let rules = ["alpha", "min_token_prob", "max_spec_tokens"];
+        rules.map(|rule| body["vllm_xargs"][format!("refrain_{rule}")].clone())
+    };
+    let all = DraftRules {
+        alpha: Some(2.5),
+        min_token_prob: Some(0.25),
+        max_spec_tokens: Some(7),
+    };
+    assert_eq!(fields(all), [json!(2.5), json!(0.25), json!(7)]);
+    let none = [Value::Null, Value::Null, json!(0)];
+    assert_eq!(fields(DraftRules::NO_DRAFTS), none);
 }
 
 #[test]
