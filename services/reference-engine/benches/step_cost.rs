@@ -3,7 +3,7 @@
 //! Prints a row for each number of tokens, with the median of many steps. The numbers take turns, so that a noisy
 //! neighbour hits all alike.
 //!
-//! `cargo bench -p refrain-reference-engine --bench step_cost -- [context tokens] [rounds] [model]`
+//! `cargo bench -p refrain-reference-engine --bench step_cost -- [context tokens] [rounds] [threads] [model]`
 
 use refrain_protocol::engine::{Draft, SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{EngineSessionId, NamespaceId};
@@ -27,10 +27,12 @@ async fn main() -> anyhow::Result<()> {
         .filter(|argument| !argument.starts_with("--"));
     let context: usize = arguments.next().map_or(Ok(256), |text| text.parse())?;
     let rounds: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
+    let threads: usize = arguments.next().map_or(Ok(1), |text| text.parse())?;
     let model = arguments.next();
     for weights in [WeightFormat::F32, WeightFormat::Bf16] {
         let mut config = EngineConfig {
             weights,
+            threads,
             ..EngineConfig::default()
         };
         config.model = model.clone().unwrap_or(config.model);

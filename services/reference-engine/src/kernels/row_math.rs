@@ -26,7 +26,8 @@ fn exp(x: f32) -> f32 {
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.0, 88.0);
-    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = clamped * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     // ln 2 is subtracted in two parts, of which the first is exact in the product.
     let r = (clamped - n * 0.693_359_4) - n * -2.121_944_4e-4;
     let mut poly = 1.987_569_1e-4;
@@ -36,8 +37,23 @@ fn exp(x: f32) -> f32 {
     poly = poly * r + 1.666_666_5e-1;
     poly = poly * r + 0.5;
     let value = poly * r * r + r + 1.0;
-    let scale = f32::from_bits(((n as i32 + 127) << 23).cast_unsigned());
+    // Floats of this size are one apart, so their bits count as they do. A cast would handle NaN and overflow, for
+    // which the compiler leaves the vector and takes one element at a time.
+    let exponent = rounded
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .wrapping_add(127);
+    let scale = f32::from_bits(exponent << 23);
     if x < -87.0 { 0.0 } else { value * scale }
+}
+
+/// Turns some attention scores into weights, and adds these to the partial sums.
+#[inline(always)]
+fn add_weights(scores: &mut [f32; SUMS], scale: f32, peak: f32, sums: &mut [f32; SUMS]) {
+    for (score, sum) in scores.iter_mut().zip(sums) {
+        *score = exp(scale * (*score - peak));
+        *sum += *score;
+    }
 }
 
 /// Returns the largest value. NaN counts as minus infinity.
@@ -45,12 +61,13 @@ fn exp(x: f32) -> f32 {
 fn largest(values: &[f32]) -> f32 {
     let larger = |peak: f32, value: &f32| if *value > peak { *value } else { peak };
     let mut peaks = [f32::NEG_INFINITY; SUMS];
-    for chunk in values.chunks(SUMS) {
+    let (chunks, rest) = values.as_chunks::<SUMS>();
+    for chunk in chunks {
         for (peak, value) in peaks.iter_mut().zip(chunk) {
             *peak = larger(*peak, value);
         }
     }
-    peaks.iter().fold(f32::NEG_INFINITY, larger)
+    peaks.iter().chain(rest).fold(f32::NEG_INFINITY, larger)
 }
 
 vectorised! {
@@ -87,12 +104,15 @@ vectorised! {
     fn softmax_weights(scores: &mut [f32], scale: f32) -> f32 {
         let peak = largest(scores);
         let mut sums = [0.0f32; SUMS];
-        for chunk in scores.chunks_mut(SUMS) {
-            for (sum, score) in sums.iter_mut().zip(chunk) {
-                *score = exp(scale * (*score - peak));
-                *sum += *score;
-            }
+        let (chunks, rest) = scores.as_chunks_mut::<SUMS>();
+        for chunk in chunks {
+            add_weights(chunk, scale, peak, &mut sums);
         }
+        // Chunks of one size are computed as whole vectors. The last one is filled up, which adds 0 to its sums.
+        let mut last = [f32::NEG_INFINITY; SUMS];
+        last[..rest.len()].copy_from_slice(rest);
+        add_weights(&mut last, scale, peak, &mut sums);
+        rest.copy_from_slice(&last[..rest.len()]);
         fold(sums)
     }
 }
@@ -150,6 +170,25 @@ mod tests {
         }
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn softmax_of_any_length_is_that_of_its_elements() {
+        for len in 1..=3 * SUMS {
+            let scores: Vec<f32> = (0..len).map(|i| (i as f32 * 0.7).cos() * 9.0).collect();
+            let peak = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let truth: Vec<f32> = scores.iter().map(|s| exp(0.3 * (s - peak))).collect();
+            let mut sums = [0.0f32; SUMS];
+            for (i, weight) in truth.iter().enumerate() {
+                sums[i % SUMS] += weight;
+            }
+            let mut weights = scores;
+            let sum = softmax_weights(&mut weights, 0.3);
+            assert_eq!(sum.to_bits(), fold(sums).to_bits(), "{len}");
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&weights), bits(&truth), "{len}");
+        }
     }
 
     #[test]

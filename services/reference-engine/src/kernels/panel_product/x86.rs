@@ -1,5 +1,12 @@
 //! The product kernel for x86-64: tiles of a few panels and a few columns, sums in registers.
 
+/// How far ahead weights are fetched into the second cache, in k of a panel. Panels of a matrix lie one after the
+/// other, so this reaches into the next one. Without it, a tile of many columns waits for memory in between.
+const FETCHED_AHEAD: usize = 64;
+
+/// Words of a cache line.
+const LINE_WORDS: usize = 16;
+
 /// Strides and depth of a tile's operands.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -24,7 +31,7 @@ macro_rules! kernel {
         pub(super) mod $name {
             use std::arch::x86_64::*;
 
-            use super::Shape;
+            use super::{FETCHED_AHEAD, LINE_WORDS, Shape};
             use crate::kernels::panels::{Columns, PANEL_ROWS, PanelElements, Panels};
 
             const LANES: usize = $lanes;
@@ -89,6 +96,11 @@ macro_rules! kernel {
                         for p in 0..P {
                             let at = p.wrapping_mul(panel_stride).wrapping_add(k.wrapping_mul(words));
                             weights[p] = load_weights::<BF16>(panels.wrapping_add(at));
+                            let ahead = panels.wrapping_add(at).wrapping_add(FETCHED_AHEAD * words);
+                            for line in 0..words / LINE_WORDS {
+                                // It may reach past the last panel: a fetch of any address is harmless.
+                                _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * LINE_WORDS).cast());
+                            }
                         }
                         for c in 0..C {
                             let at = c.wrapping_mul(column_stride).wrapping_add(k);
