@@ -135,6 +135,8 @@ pub struct Search<'a> {
     /// Sealed occurrences of the current pattern. Those of one node are neighbours.
     hits: Vec<SealedHit>,
     hits_read: usize,
+    /// The transitions of the last live state that was read: token, target and count.
+    fan: Vec<(Token, StateId, u32)>,
     /// Number of occurrences from which `hits` were sampled.
     occurrences_read: usize,
 }
@@ -173,6 +175,7 @@ impl<'a> Search<'a> {
             segments,
             hits: Vec::new(),
             hits_read: 0,
+            fan: Vec::new(),
             occurrences_read: 0,
         }
     }

@@ -1,5 +1,6 @@
 //! The function Expand of Algorithm 1: the most probable tokens under one match.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -59,9 +60,9 @@ impl Expander {
         self.drafted.clear();
         self.frontier.clear();
         self.found.clear();
+        let children = ChildValues::new(limits, None);
         let keep = |count, total| {
-            let share = limits.root_probability(total) * part(count, total);
-            let value = limits.values.conditional(1, count, share);
+            let (share, value) = children.of(count, limits.root_probability(total), total);
             share >= limits.params.min_token_prob && limits.values.shows(value, 1, share)
         };
         let total = search.continuations_where(&found.node, keep, &mut self.children);
@@ -71,12 +72,12 @@ impl Expander {
         }
         match limits.params.expansion {
             Expansion::Tree => {
-                self.queue_children(None, (root, total), limits, usize::MAX);
+                self.queue_children(&children, (root, total), usize::MAX);
                 self.expand_tree(search, limits, beat)
             }
             Expansion::Linear | Expansion::Paths(_) => {
                 let paths = limits.params.expansion.paths();
-                self.queue_children(None, (root, total), limits, limits.children_max());
+                self.queue_children(&children, (root, total), limits.children_max());
                 self.expand_paths(search, limits, beat, paths)
             }
         }
@@ -160,48 +161,38 @@ impl Expander {
         (parent, node): (u32, Node),
         most: usize,
     ) {
-        let Drafted {
-            probability,
-            value,
-            depth,
-            ..
-        } = self.drafted[parent as usize];
+        let above = self.drafted[parent as usize];
         // Without a price a tree has at most `depth_max` nodes, so it is no deeper.
-        if depth as usize >= limits.depth_max {
+        if above.depth as usize >= limits.depth_max {
             return;
         }
+        let children = ChildValues::new(limits, Some((parent, above)));
         let keep = |count, total| {
-            let share = part(count, total);
-            let value = value * limits.values.conditional(depth + 1, count, share);
-            probability * share >= limits.params.min_token_prob
-                && limits.values.shows(value, depth + 1, share)
+            let (share, value) = children.of(count, 1.0, total);
+            above.probability * share >= limits.params.min_token_prob
+                && limits.values.shows(value, children.depth, share)
         };
         let total = search.continuations_where(&node, keep, &mut self.children);
-        self.queue_children(Some(parent), (1.0, total), limits, most);
+        self.queue_children(&children, (1.0, total), most);
     }
 
     /// Queues the `most` first of `children`, which are in descending order. C(N) is multiplied by the factor.
     fn queue_children(
         &mut self,
-        parent: Option<u32>,
+        values: &ChildValues<'_>,
         (factor, total): (f32, u64),
-        limits: &Limits<'_>,
         most: usize,
     ) {
-        let above = parent.map(|parent| self.drafted[parent as usize]);
-        let (probability, value, depth) = above.map_or((1.0, 1.0, 1), |above| {
-            (above.probability, above.value, above.depth + 1)
-        });
+        let probability = values.above.map_or(1.0, |(_, above)| above.probability);
         for next in self.children.iter().take(most) {
-            let share = factor * part(next.count, total);
-            let conditional = limits.values.conditional(depth, next.count, share);
+            let (share, value) = values.of(next.count, factor, total);
             let drafted = Drafted {
                 token: next.token,
-                parent,
+                parent: values.above.map(|(place, _)| place),
                 probability: probability * share,
                 share,
-                value: value * conditional,
-                depth,
+                value,
+                depth: values.depth,
                 count: next.count,
                 sighting: next.sighting,
             };
@@ -210,6 +201,49 @@ impl Expander {
                 .push((drafted.value.to_bits(), Reverse(place)));
             self.found.push((drafted, next.node));
         }
+    }
+}
+
+/// Counts whose values are kept. Few children of a wide fan were seen more often.
+const KNOWN_COUNTS: usize = 16;
+
+/// The values of the children of one node. They depend on the count of a child alone, and most children of a wide fan
+/// were seen equally often, so each count is valued once.
+struct ChildValues<'a> {
+    limits: &'a Limits<'a>,
+    /// The node with its place, unless it is the root.
+    above: Option<(u32, Drafted)>,
+    depth: u32,
+    /// Share and value by count; a share of 0 is not known yet.
+    known: [Cell<(f32, f32)>; KNOWN_COUNTS],
+}
+
+impl<'a> ChildValues<'a> {
+    fn new(limits: &'a Limits<'a>, above: Option<(u32, Drafted)>) -> Self {
+        ChildValues {
+            limits,
+            above,
+            depth: above.map_or(1, |(_, above)| above.depth + 1),
+            known: Default::default(),
+        }
+    }
+
+    /// The share of a child that was seen `count` of `total` times, times `factor`, and the probability that its path
+    /// is accepted. Factor and total are the same for all children.
+    fn of(&self, count: u32, factor: f32, total: u64) -> (f32, f32) {
+        let known = self.known.get(count as usize);
+        if let Some((share, value)) = known.map(Cell::get)
+            && share > 0.0
+        {
+            return (share, value);
+        }
+        let share = factor * part(count, total);
+        let above = self.above.map_or(1.0, |(_, above)| above.value);
+        let value = above * self.limits.values.conditional(self.depth, count, share);
+        if let Some(known) = known {
+            known.set((share, value));
+        }
+        (share, value)
     }
 }
 

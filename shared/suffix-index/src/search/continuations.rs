@@ -110,14 +110,14 @@ impl Search<'_> {
 
     /// Adds the continuations in the live part to `sealed` sealed ones. Returns the sum of both.
     fn add_state(
-        &self,
+        &mut self,
         node: &Node,
         state: StateId,
         sealed: u64,
         keep: &impl Fn(u32, u64) -> bool,
         into: &mut Vec<Continuation>,
     ) -> u64 {
-        let live = &self.live_part;
+        let live = self.live_part;
         let fan_out_max = if sealed == 0 {
             self.limits.fan_out_max
         } else {
@@ -126,12 +126,12 @@ impl Search<'_> {
         if live.automaton.fan_out(state) > fan_out_max {
             return sealed;
         }
-        let counts = live
-            .transitions(state)
-            .map(|(_, _, count)| u64::from(count));
+        self.fan.clear();
+        self.fan.extend(live.transitions(state));
+        let counts = self.fan.iter().map(|(_, _, count)| u64::from(*count));
         let total = sealed + counts.sum::<u64>();
         let groups = into.len();
-        for (token, target, count) in live.transitions(state) {
+        for &(token, target, count) in &self.fan {
             // A token that the live part does not offer may be offered by a segment, so its state is noted there.
             if groups == 0 && (count == 0 || !keep(count, total)) {
                 continue;
