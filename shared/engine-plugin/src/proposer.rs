@@ -47,10 +47,13 @@ pub struct Proposer {
     server: Option<Server>,
 }
 
+/// As many as namespaces have replicas.
+type StatisticsByNamespace = LruCache<Option<NamespaceId>, AcceptanceStatistics>;
+
 struct Requests {
     running: HashMap<String, Request>,
     /// Acceptance statistics by namespace; the least recently used is dropped first.
-    statistics: LruCache<Option<NamespaceId>, AcceptanceStatistics>,
+    statistics: StatisticsByNamespace,
     paused: PausedRequests,
     /// A copy of the namespace of requests that bring none.
     default_namespace: Option<SignedNamespace>,
@@ -96,10 +99,18 @@ pub struct RequestStep {
 pub struct DraftChain {
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// The expected number of accepted tokens, by the counts of the index.
+    /// SCORE: the expected number of accepted tokens by what is learnt, and 1 for the engine's own.
     pub score: f32,
     /// Length of the match, tokens.
     pub match_len: u32,
+}
+
+/// The acceptance statistics of a request's namespace, empty ones if it is new.
+fn of_namespace<'a>(
+    statistics: &'a mut StatisticsByNamespace,
+    request: &Request,
+) -> &'a mut AcceptanceStatistics {
+    statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::default)
 }
 
 /// The finish reason that stands for the engine's one. An output that the engine did not end by a rule is partial.
@@ -169,28 +180,27 @@ impl Proposer {
         self.metrics.rejected(FIELDS);
     }
 
-    /// Takes the tokens that the engine emitted. Other requests can draft from them at once. Unknown requests are
-    /// ignored.
+    /// Takes the tokens that the engine emitted. Other requests can draft from them at once, and the acceptance
+    /// statistics of the namespace learn from them. Unknown requests are ignored.
     pub fn extend(&self, request: &str, emitted: &[u32]) {
-        if let Some(request) = self.requests.lock().running.get_mut(request) {
-            request.extend(emitted, None, &self.metrics);
+        let all = &mut *self.requests.lock();
+        if let Some(request) = all.running.get_mut(request) {
+            let statistics = of_namespace(&mut all.statistics, request);
+            request.extend(emitted, statistics, &self.metrics);
             self.outbox.upload_if_due(request);
         }
     }
 
     /// A draft for each request, given with its most tokens.
     pub fn propose(&self, requests: Vec<(String, usize)>, engine: &EngineRules) -> Vec<DraftChain> {
-        let mut all = self.requests.lock();
-        let params = engine.params(&self.rules, all.running.len());
+        let all = &mut *self.requests.lock();
+        let running = all.running.len();
         let draft = |(id, tokens_max): (String, usize)| {
             let request = all.running.get_mut(&id)?;
-            request.propose(&params, tokens_max, &self.metrics);
-            let found = request.offer(&self.metrics)?;
-            Some(DraftChain {
-                tokens: found.tree.tokens().collect(),
-                score: found.score,
-                match_len: found.match_len,
-            })
+            let params = engine.params(&self.rules, request.rules(), running);
+            let statistics = of_namespace(&mut all.statistics, request);
+            request.propose(&params, statistics, tokens_max, &self.metrics);
+            request.offer(&self.metrics)
         };
         let drafts = requests.into_iter().map(draft);
         drafts.map(Option::unwrap_or_default).collect()
@@ -205,20 +215,20 @@ impl Proposer {
             statistics,
             ..
         } = &mut *self.requests.lock();
-        let params = EngineRules::default().params(&self.rules, running.len());
+        let all = running.len();
         let draft = |mut step: RequestStep| {
             let request = running.get_mut(&step.request)?;
-            let statistics =
-                statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::default);
-            request.extend(&step.emitted, Some(statistics), &self.metrics);
+            let params = EngineRules::default().params(&self.rules, request.rules(), all);
+            let statistics = of_namespace(statistics, request);
+            request.extend(&step.emitted, statistics, &self.metrics);
             self.outbox.upload_if_due(request);
-            request.propose(&params, step.draft_tokens_max, &self.metrics);
+            request.propose(&params, statistics, step.draft_tokens_max, &self.metrics);
             let cut = request.cut(&mut step.engine_draft);
             if !request.beats(step.engine_draft, statistics) {
                 return cut;
             }
             let offered = request.offer(&self.metrics)?;
-            Some(offered.tree.tokens().collect())
+            Some(offered.tokens)
         };
         requests.into_iter().map(draft).collect()
     }

@@ -7,16 +7,17 @@ use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::draft::{
-    Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose,
+    Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose_valued,
 };
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use crate::background::{BackgroundEvent, EndedRequest};
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::own_index::OwnIndex;
+use crate::proposer::DraftChain;
 use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
-use crate::speculation::{of_request, tokens_max_of_request};
+use crate::speculation::tokens_max_of_request;
 
 /// Most documents remembered as touched between two uploads.
 const TOUCHED_MAX: usize = 64;
@@ -30,13 +31,23 @@ pub(crate) struct Request {
     own: OwnIndex,
     /// Output tokens that were queued for upload.
     uploaded: usize,
-    /// The draft that was found for the step in progress, and whether the engine was offered it.
+    /// The chain that was found for the step in progress. Its first tokens are worth their price.
     found: Option<Candidate>,
+    paying: PayingPart,
+    /// Whether the engine was offered them.
     is_offered: bool,
     /// The engine's own draft for the step in progress, where it is known.
     engine_draft: Vec<u32>,
     /// Documents whose drafts were accepted since the last upload.
     touched: Vec<DocumentId>,
+}
+
+/// The tokens at the beginning of a chain that are worth their price.
+#[derive(Clone, Copy, Default)]
+struct PayingPart {
+    len: usize,
+    /// Accepted tokens that they are expected to bring, by what is learnt.
+    expected: f32,
 }
 
 impl Request {
@@ -53,6 +64,7 @@ impl Request {
             sources,
             own,
             found: None,
+            paying: PayingPart::default(),
             is_offered: false,
             engine_draft: Vec::new(),
             touched: Vec::new(),
@@ -64,33 +76,29 @@ impl Request {
     pub(crate) fn extend(
         &mut self,
         emitted: &[u32],
-        statistics: Option<&mut AcceptanceStatistics>,
+        statistics: &mut AcceptanceStatistics,
         metrics: &PluginMetrics,
     ) {
         metrics.emitted.inc_by(emitted.len() as u64);
-        if let Some(statistics) = statistics {
-            if let Some(found) = &self.found {
-                statistics.observe(found, emitted);
-            }
-            // Nothing is known of the part of its draft that lies beyond the emitted tokens.
-            let depth = self.engine_draft.len().min(emitted.len());
-            let agreed = self.engine_draft.iter().zip(emitted);
-            let agreed = agreed.take_while(|(drafted, emitted)| drafted == emitted);
-            let agreed = agreed.count() as u32;
-            statistics.observe_head(self.state.text.len() as u32, depth as u32, agreed);
+        if let Some(found) = &self.found {
+            statistics.observe(found, emitted);
         }
+        // Nothing is known of the part of its draft that lies beyond the emitted tokens.
+        let depth = self.engine_draft.len().min(emitted.len());
+        let agreed = self.engine_draft.iter().zip(emitted);
+        let agreed = agreed.take_while(|(drafted, emitted)| drafted == emitted);
+        let agreed = agreed.count() as u32;
+        statistics.observe_head(self.state.text.len() as u32, depth as u32, agreed);
         self.engine_draft.clear();
         let was_offered = std::mem::take(&mut self.is_offered);
         if let Some(offered) = self.found.take().filter(|_| was_offered) {
-            let nodes = offered.tree.nodes();
+            let nodes = &offered.tree.nodes()[..self.paying.len];
             let agreed = nodes.iter().zip(emitted);
             let agreed = agreed.take_while(|(node, emitted)| node.token == **emitted);
             // The last emitted token is the bonus token, whatever was offered.
             let accepted = agreed.count().min(emitted.len().saturating_sub(1));
             metrics.accepted.inc_by(accepted as u64);
-            if offered.scope != Scope::Request {
-                self.touch(&nodes[..accepted]);
-            }
+            self.touch(&nodes[..accepted]);
         }
         self.state.text.extend_from_slice(emitted);
         self.own.catch_up(&self.state.text);
@@ -98,7 +106,10 @@ impl Request {
     }
 
     fn touch(&mut self, accepted: &[DraftNode]) {
-        for place in accepted.iter().filter_map(|node| node.origin.place) {
+        let others = accepted
+            .iter()
+            .filter(|node| node.origin.scope != Scope::Request);
+        for place in others.filter_map(|node| node.origin.place) {
             let document = DocumentId(place.document.0);
             let is_own = document == self.state.update.document;
             if !is_own && !self.touched.contains(&document) && self.touched.len() < TOUCHED_MAX {
@@ -169,6 +180,11 @@ impl Request {
         (self.state, Some(Box::new(ended)))
     }
 
+    /// The rules that its caller set for its drafts.
+    pub(crate) fn rules(&self) -> &DraftRules {
+        &self.rules
+    }
+
     /// Cuts the engine's own draft to the most tokens that the request may draft. Returns what is left, if that is
     /// not all.
     pub(crate) fn cut(&self, engine_draft: &mut Vec<u32>) -> Option<Vec<u32>> {
@@ -178,10 +194,11 @@ impl Request {
         is_cut.then(|| engine_draft.clone())
     }
 
-    /// Searches the best draft of at most `tokens_max` tokens.
+    /// Searches the best draft of at most `tokens_max` tokens, by what is learnt.
     pub(crate) fn propose(
         &mut self,
         params: &ProposeParams,
+        statistics: &AcceptanceStatistics,
         tokens_max: usize,
         metrics: &PluginMetrics,
     ) {
@@ -226,18 +243,32 @@ impl Request {
             lookup(Scope::Tenant, namespace.index(), cursor)
         });
         let lookups = Vec::from_iter([own, group, tenant].into_iter().flatten());
-        let params = of_request(params, &self.rules);
         let tokens_max = tokens_max.min(tokens_max_of_request(&self.rules));
-        self.found = propose(&lookups, &params, tokens_max);
+        self.found = propose_valued(&lookups, params, Some(statistics), tokens_max);
+        self.paying = PayingPart::default();
+        if let Some(found) = &self.found {
+            let paths = statistics.path_probabilities(found);
+            // No token of a chain is likelier than the one before it.
+            let pays = |path: &&f32| params.price.is_none_or(|price| **path >= price);
+            for path in paths.iter().take_while(pays) {
+                self.paying.len += 1;
+                self.paying.expected += path;
+            }
+        }
     }
 
-    /// Offers the engine the draft that was found.
-    pub(crate) fn offer(&mut self, metrics: &PluginMetrics) -> Option<&Candidate> {
-        let found = self.found.as_ref()?;
+    /// Offers the engine the tokens of the draft that are worth their price; `None` if none are.
+    pub(crate) fn offer(&mut self, metrics: &PluginMetrics) -> Option<DraftChain> {
+        let PayingPart { len, expected } = self.paying;
+        let found = self.found.as_ref().filter(|_| len > 0)?;
         self.is_offered = true;
         metrics.drafts.inc();
-        metrics.drafted.inc_by(found.tree.len() as u64);
-        Some(found)
+        metrics.drafted.inc_by(len as u64);
+        Some(DraftChain {
+            tokens: found.tree.tokens().take(len).collect(),
+            score: 1.0 + expected,
+            match_len: found.match_len,
+        })
     }
 
     /// Whether the draft that was found is expected to have more accepted tokens than the engine's own, by the
@@ -252,11 +283,7 @@ impl Request {
         let of_engine: f32 = statistics
             .head_path_probabilities(context_tokens, self.engine_draft.len() as u32)
             .sum();
-        let found = self
-            .found
-            .as_ref()
-            .map(|found| statistics.path_probabilities(found));
-        found.is_some_and(|nodes| nodes.iter().sum::<f32>() > of_engine)
+        self.paying.expected > of_engine
     }
 
     /// The namespace that the request drafts from.

@@ -9,12 +9,13 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct SpeculationConfig {
-    /// How long drafts are: a match of p tokens allows alpha * p draft tokens. `auto` follows the number of requests
-    /// that run: 15 for one, 3 for 16, 1 from 64 on. Where the engine verifies as many tokens in any case, as SGLang
-    /// does, it is 32.
+    /// How long drafts are: a match of p tokens allows alpha * p draft tokens. With `auto`, drafts end where they no
+    /// longer pay, by what is learnt and by the number of requests that run. It is 32 up to 8 requests, 16 for 16, and
+    /// 4 for 64. Where the engine verifies as many tokens in any case, as SGLang does, it is 32.
     pub alpha: Setting,
-    /// Draft tokens that are less likely than this are left out. `auto` follows the number of requests that run, from
-    /// 0.06 for one to 0.5 from 64 on. Where the engine verifies as many tokens in any case, it is 0.03.
+    /// Draft tokens with a smaller share of the continuations that were seen are left out. With `auto`, those are left
+    /// out that do not pay, by what is learnt. Where both this and `alpha` are set, drafts are as SuffixDecoding makes
+    /// them, and nothing learnt is used.
     pub min_token_prob: Setting,
     /// Most draft tokens of one request in one step, beside the engine's own limit. 0: there are no drafts.
     pub max_spec_tokens: usize,
@@ -66,20 +67,21 @@ pub struct EngineRules {
 }
 
 impl EngineRules {
-    /// The parameters of a step in which so many requests run.
-    pub(crate) fn params(&self, configured: &ProposeRules, requests: usize) -> ProposeParams {
-        let mut rules = configured.clone();
+    /// The parameters of a request in a step in which so many run. Alpha and the least likely token of the request's
+    /// own rules, which are those of its tenant, come before what the engine sets. All limits hold as well.
+    pub(crate) fn params(
+        &self,
+        configured: &ProposeRules,
+        of_request: &DraftRules,
+        requests: usize,
+    ) -> ProposeParams {
+        let of_engine = configured.with(self.alpha, self.min_token_prob);
+        let mut rules = of_engine.with(of_request.alpha, of_request.min_token_prob);
         rules.params.offset = self.offset;
         rules.params.match_plus_draft_cap = self.match_plus_draft_max;
-        if let Some(alpha) = self.alpha {
-            rules.alpha = Setting::Fixed(alpha);
-        }
-        if let Some(least) = self.min_token_prob {
-            rules.min_token_prob = Setting::Fixed(least);
-        }
         match self.is_padded {
             true => rules.padded(),
-            false => rules.whole(requests),
+            false => rules.whole(requests, None),
         }
     }
 }
@@ -105,16 +107,6 @@ pub(crate) fn check_of_request(rules: &DraftRules) -> Result<(), ApiError> {
         ));
     }
     Ok(())
-}
-
-/// The parameters of a step for a request with rules of its own, which are those of its tenant. Alpha and the least
-/// likely token come before the configuration and before what the engine sets. All limits hold as well.
-pub(crate) fn of_request(params: &ProposeParams, rules: &DraftRules) -> ProposeParams {
-    ProposeParams {
-        alpha: rules.alpha.unwrap_or(params.alpha),
-        min_token_prob: rules.min_token_prob.unwrap_or(params.min_token_prob),
-        ..params.clone()
-    }
 }
 
 /// Most draft tokens of a request with these rules, of whatever source.
@@ -154,26 +146,23 @@ mod tests {
     }
 
     fn reach(of: EngineRules, configured: &SpeculationConfig, requests: usize) -> (f32, f32) {
-        let params = of.params(&configured.rules(), requests);
+        let params = of.params(&configured.rules(), &DraftRules::default(), requests);
         let rounded = |value: f32| (value * 1_000.0).round() / 1_000.0;
         (rounded(params.alpha), rounded(params.min_token_prob))
     }
 
     #[test]
-    fn drafts_get_shorter_as_more_requests_run() {
+    fn drafts_get_dearer_as_more_requests_run() {
+        let configured = SpeculationConfig::default().rules();
         let auto = |requests| {
-            reach(
-                EngineRules::default(),
-                &SpeculationConfig::default(),
-                requests,
-            )
+            let params =
+                EngineRules::default().params(&configured, &DraftRules::default(), requests);
+            (params.alpha, params.price)
         };
         assert_eq!(auto(0), auto(1));
-        assert_eq!(auto(1), (15.0, 0.063));
-        assert_eq!(auto(4), (7.0, 0.125));
-        assert_eq!(auto(16), (3.0, 0.25));
-        assert_eq!(auto(64), (1.0, 0.5));
-        assert_eq!(auto(usize::MAX), (1.0, 0.5));
+        assert_eq!(auto(1), (32.0, Some(1.0 / 257.0)));
+        assert_eq!(auto(64), (4.0, Some(0.2)));
+        assert_eq!(auto(usize::MAX), (1.0, Some(0.9)));
     }
 
     #[test]
@@ -182,11 +171,11 @@ mod tests {
             is_padded: true,
             ..EngineRules::default()
         };
+        let configured = SpeculationConfig::default();
         for requests in [1, 256] {
-            assert_eq!(
-                reach(padded, &SpeculationConfig::default(), requests),
-                (32.0, 0.03)
-            );
+            assert_eq!(reach(padded, &configured, requests), (32.0, 0.0));
+            let params = padded.params(&configured.rules(), &DraftRules::default(), requests);
+            assert_eq!(params.price, Some(0.002));
         }
     }
 
@@ -211,7 +200,7 @@ mod tests {
             );
             assert_eq!(reach(engine, &configured, requests), (2.0, 0.25));
         }
-        let params = engine.params(&configured.rules(), 1);
+        let params = engine.params(&configured.rules(), &DraftRules::default(), 1);
         assert_eq!(
             (params.offset, params.match_plus_draft_cap),
             (1.0, Some(30))

@@ -270,6 +270,7 @@ impl Desk {
                 tree_max: 4096,
                 candidate: request.propose(namespace, &params, statistics),
                 path_probabilities: Vec::new(),
+                price: None,
                 withheld: false,
                 head: HeadState::Ready { unread_tokens: 0 },
                 priority: Priority::Normal,

@@ -6,6 +6,7 @@ mod form;
 mod lookup;
 mod merge;
 mod params;
+mod paying;
 mod propose;
 mod reach;
 mod source;

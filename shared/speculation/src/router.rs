@@ -139,10 +139,11 @@ impl<N: Copy + Hash + Eq> Router<N> {
     }
 
     /// The path probability of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty
-    /// where the policy does not use them. It only reads, so that many requests are estimated at once.
+    /// where nothing is chosen by them. It only reads, so that many requests are estimated at once.
     pub fn estimate(&self, prospect: &Prospect<N>) -> Vec<f32> {
         let is_divided = self.divides() && prospect.asked == Asked::Auto;
-        match prospect.candidate.as_ref().filter(|_| is_divided) {
+        let is_used = is_divided || prospect.price.is_some();
+        match prospect.candidate.as_ref().filter(|_| is_used) {
             Some(candidate) => self
                 .goodput
                 .path_probabilities(prospect.namespace, candidate),
@@ -203,18 +204,14 @@ impl<N: Copy + Hash + Eq> Router<N> {
 
     /// Learns what the last step took. The next step does not need it.
     pub fn learn_step(&mut self) {
-        if let Some(step) = self.unlearnt.take()
-            && self.params.policy == Policy::Goodput
-        {
+        if let Some(step) = self.unlearnt.take() {
             self.goodput.learn_step(&step);
         }
     }
 
     /// Learns what the offer brought its request.
     pub fn learn(&mut self, namespace: N, offer: &Offer, outcome: &Outcome<'_>) {
-        if self.params.policy == Policy::Goodput {
-            self.goodput.learn(namespace, offer, outcome);
-        }
+        self.goodput.learn(namespace, offer, outcome);
     }
 
     /// Takes into account that a request ended which the head could have served: the length of its context at the

@@ -468,7 +468,11 @@ fn a_chain_is_the_best_one_and_no_price_means_algorithm_1() {
         ..priced(0.3)
     };
     let found = propose_with(&index, &chain, None, 32).expect("a match");
-    assert_eq!(show(&found), "a=0.500 ab=0.500");
+    // A path of the merged tree.
+    assert_eq!(show(&found), "a=0.600 ab=0.600");
+    let found = propose_with(&index, &chain, None, 1).expect("a match");
+    assert_eq!(show(&found), "a=0.500");
+    assert_eq!(propose_with(&index, &chain, None, 0), None);
     let unpriced = ProposeParams {
         price: None,
         ..priced(0.3)
@@ -492,7 +496,7 @@ fn the_best_match_is_the_one_of_which_most_is_learnt_to_be_right() {
         statistics.observe(&first, &tokens("?"));
     }
     let found = propose_with(&index, &chain, Some(&statistics), 32).expect("a match");
-    assert_eq!(found.match_len, 2);
+    assert_eq!((found.match_len, show(&found)), (2, "b=0.500".to_owned()));
     // It is still proposed where nothing pays, so that the router sees when it begins to.
     let dear = ProposeParams {
         expansion: Expansion::Linear,

@@ -46,6 +46,8 @@ pub(crate) struct DraftRequest {
     pub(crate) context_tokens: usize,
     /// The best suffix draft, if one was looked for and found.
     pub(crate) found: Option<Candidate>,
+    /// The price of a draft token at which it was looked for.
+    pub(crate) price: Option<f32>,
 }
 
 /// The draft of a request in the step.
@@ -146,9 +148,10 @@ impl Judge {
 
     /// The parameters of drafts in a step of so many requests, as a worker has them.
     pub(crate) fn propose_params(&self, rules: &ProposeRules, requests: usize) -> ProposeParams {
+        let price = self.router.draft_price(requests as u32);
         match self.judging.policy {
-            Policy::Goodput => rules.for_router(self.router.draft_price(requests as u32)),
-            _ => rules.whole(requests),
+            Policy::Goodput => rules.for_router(price),
+            _ => rules.whole(requests, price),
         }
     }
 
@@ -193,7 +196,7 @@ impl Judge {
             let offer = offers.remove(&number);
             let draft = match &offer {
                 Some(offer) => offered(offer),
-                None => self.by_itself(prospect.candidate.as_ref(), room as usize),
+                None => self.by_itself(prospect.whole().as_deref(), room as usize),
             };
             room = room.saturating_sub(draft.tokens() as u32);
             DraftChoice {
@@ -233,6 +236,7 @@ impl Judge {
             tree_max: room,
             candidate: request.found,
             path_probabilities: Vec::new(),
+            price: request.price,
             withheld: self.withholds,
             // It reads what it missed in its first pass.
             head: match has_head {
@@ -339,20 +343,18 @@ impl Judge {
         self.account.engine_s += step_s + head_s;
         self.account.head_s += head_s;
         self.account.head_steps += depths.len() as u64;
-        if self.judging.policy == Policy::Goodput {
-            let found = verified.iter().filter_map(|one| one.choice.found.as_ref());
-            let found_tokens = found.map(|found| found.tree.len()).sum::<usize>();
-            let step = Step {
-                items: verified.iter().map(item).collect(),
-                seconds: step_s + head_s,
-                draft_seconds: head_s,
-                compose_seconds: found_tokens as f64 * FIND_TOKEN_S,
-                found_tokens: found_tokens as u32,
-                withheld: self.withholds,
-            };
-            self.router.observe(step);
-            self.router.learn_step();
-        }
+        let found = verified.iter().filter_map(|one| one.choice.found.as_ref());
+        let found_tokens = found.map(|found| found.tree.len()).sum::<usize>();
+        let step = Step {
+            items: verified.iter().map(item).collect(),
+            seconds: step_s + head_s,
+            draft_seconds: head_s,
+            compose_seconds: found_tokens as f64 * FIND_TOKEN_S,
+            found_tokens: found_tokens as u32,
+            withheld: self.withholds,
+        };
+        self.router.observe(step);
+        self.router.learn_step();
     }
 
     fn learn(&mut self, verified: &VerifiedChoice) {

@@ -117,6 +117,7 @@ pub(super) fn serve(
                 namespace: running.membership.namespace,
                 context_tokens: running.known,
                 found: running.propose(indexes, serving.drafter, &params, judge, &mut tally),
+                price: params.price.filter(|_| serving.drafter == Drafter::Suffix),
             })
             .collect();
         let choices = judge.choose(requests);

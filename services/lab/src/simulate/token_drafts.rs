@@ -155,6 +155,7 @@ impl TokenDrafts {
                 namespace: 0,
                 context_tokens: one.context_tokens,
                 found: self.search(writer, &params, instance),
+                price: params.price,
             });
         }
         let judge = &mut self.judges[instance];

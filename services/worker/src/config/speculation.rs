@@ -19,11 +19,11 @@ pub struct SpeculationConfig {
     /// are no longer likely enough.
     pub max_spec_tokens: usize,
     /// How long drafts are: a match of p tokens allows alpha * p draft tokens. With `auto`, drafts end where they no
-    /// longer pay, by what is learnt. Those that are verified as they are found have what the measured price of a
-    /// token allows; before it is known, 15 for one request in a step, 3 for 16, and 1 from 64 on.
+    /// longer pay, by what is learnt about such tokens and by the measured price of a token.
     pub alpha: Setting,
-    /// Draft tokens that are less likely than this are left out. With `auto`, the more requests decode at once, the
-    /// likelier a token has to be.
+    /// Draft tokens with a smaller share of the continuations that were seen are left out. With `auto`, only those
+    /// are left out that do not pay. Where both this and `alpha` are set, drafts that no router divides are as
+    /// SuffixDecoding makes them, and nothing learnt is used.
     pub min_token_prob: Setting,
     /// Longest match that is looked for, tokens. A longer one counts as one of this length.
     pub match_tokens_max: u32,

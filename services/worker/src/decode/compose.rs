@@ -122,13 +122,8 @@ impl DecodeLoop {
         movers: &Movers,
         remote: &RemoteDrafts,
     ) -> (Vec<(usize, Prospect<NamespaceId>)>, Vec<f64>) {
-        let rules = &self.routing.settings.rules;
         let router = &self.routing.router;
-        // The router verifies only a part of a draft that it divides. Others are verified as they are found.
         let price = router.draft_price(movers.decoding);
-        let divided = rules.for_router(price);
-        let by_requests = || rules.whole(movers.decoding as usize);
-        let whole = price.map_or_else(by_requests, |price| rules.whole_at(price));
         let sampling: Vec<(usize, &ActiveRequest)> = movers
             .parts
             .iter()
@@ -138,14 +133,17 @@ impl DecodeLoop {
             .collect();
         let prospects = self.proposers.map(&sampling, |(place, running)| {
             let started = Instant::now();
-            let (params, statistics) = match running.request.speculation {
-                Speculation::Auto if router.divides() => {
-                    (&divided, router.known_statistics(running.namespace))
-                }
-                _ => (&whole, None),
+            let rules = running.rules(&self.routing.settings.rules);
+            let is_divided = router.divides() && running.request.speculation == Speculation::Auto;
+            let params = match is_divided {
+                true => rules.for_router(price),
+                false => rules.whole(movers.decoding as usize, price),
             };
+            let statistics = router.known_statistics(running.namespace);
             let mut prospect =
-                running.prospect(movers.room, params, statistics, movers.withholds, started);
+                running.prospect(movers.room, &params, statistics, movers.withholds, started);
+            // What the router divides, it also prices.
+            prospect.price = params.price.filter(|_| !is_divided);
             if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);
             }

@@ -24,7 +24,7 @@ use crate::running::ActiveRequest;
 pub(crate) struct SharedDrive {
     policy: Arc<Mutex<DrivePolicy>>,
     abilities: VerifyAbilities,
-    rules: Arc<ProposeRules>,
+    pub(super) rules: Arc<ProposeRules>,
     /// Whether sampled requests are driven as well.
     drives_sampled: bool,
     metrics: Arc<WorkerMetrics>,
@@ -196,9 +196,12 @@ impl ChunkDrive {
         request: &ActiveRequest,
         is_streaming: bool,
     ) -> Option<Box<VerifyCall>> {
-        let params = self.params()?;
+        let params = self.params(&request.rules(&self.shared.rules))?;
         let started = Instant::now();
-        let found = request.found(&params);
+        let found = {
+            let policy = self.shared.lock();
+            request.found(&params, policy.known_statistics(self.namespace))
+        };
         let now = Instant::now();
         let seconds = (now - started).as_secs_f64();
         self.shared
@@ -209,10 +212,11 @@ impl ChunkDrive {
         self.decide(found?, request.text().len() as u32, is_streaming, now)
     }
 
-    /// How drafts are proposed for this request beside all others that run; `None` if it is never driven.
-    pub(super) fn params(&self) -> Option<ProposeParams> {
+    /// How drafts are proposed for this request by its rules, beside all others that run; `None` if it is never
+    /// driven.
+    pub(super) fn params(&self, rules: &ProposeRules) -> Option<ProposeParams> {
         let requests = || self.shared.lock().batch();
-        (!self.methods.is_empty()).then(|| self.shared.rules.whole(requests() as usize))
+        (!self.methods.is_empty()).then(|| rules.whole(requests() as usize, None))
     }
 
     /// Decides about a draft. `found` is the draft and the node that ends the output if it is accepted.

@@ -134,6 +134,11 @@ impl DrivePolicy {
         self.batch
     }
 
+    /// The acceptance statistics of a namespace, if any were learnt and not evicted since.
+    pub(super) fn known_statistics(&self, namespace: NamespaceId) -> Option<&AcceptanceStatistics> {
+        self.namespaces.peek(&namespace)
+    }
+
     /// Records tokens of a chunk, whether they came from a stream or from a call.
     pub(super) fn record_tokens(&mut self, tokens: usize) {
         self.emitted += tokens as u64;

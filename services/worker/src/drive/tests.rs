@@ -131,7 +131,7 @@ impl World {
         memory: &[u32],
         is_streaming: bool,
     ) -> Option<Box<VerifyCall>> {
-        let params = chunk.params()?;
+        let params = chunk.params(&self.drive.rules)?;
         let draft = memory
             .get(output.len()..)
             .filter(|draft| !draft.is_empty())?;
@@ -268,14 +268,21 @@ fn drafts_follow_the_configured_rules_and_the_number_of_requests() {
         let namespace = refrain_protocol::NamespaceId(7);
         let chunk = || ChunkDrive::new(world.drive.clone(), namespace, &asks());
         let chunks: Vec<ChunkDrive> = (0..requests).map(|_| chunk()).collect();
-        chunks[0].params().expect("the request is driven")
+        chunks[0]
+            .params(&world.drive.rules)
+            .expect("the request is driven")
     };
     let reach = |of: &ProposeParams| (of.alpha, of.min_token_prob, of.max_spec_tokens);
-    // A match of one token allows as much as a call carries. Tokens have to be likelier beside more requests.
+    // A match of one token allows as much as a call carries. Tokens cost more beside more requests.
     let alone = params(1, |_| {});
     assert_eq!((alone.expansion, alone.offset), (Expansion::Linear, 0.0));
-    assert_eq!(reach(&alone), (64.0, 0.0625, 64));
-    assert_eq!(reach(&params(16, |_| {})), (64.0, 0.25, 64));
+    assert_eq!(reach(&alone), (64.0, 0.0, 64));
+    let beside = params(16, |_| {});
+    assert_eq!(reach(&beside), (64.0, 0.0, 64));
+    assert_eq!(
+        (alone.price, beside.price),
+        (Some(1.0 / 257.0), Some(16.0 / 272.0))
+    );
     let set = |config: &mut WorkerConfig| {
         let speculation = &mut config.speculation;
         speculation.alpha = Setting::Fixed(2.0);
@@ -286,7 +293,7 @@ fn drafts_follow_the_configured_rules_and_the_number_of_requests() {
     };
     for requests in [1, 16] {
         let params = params(requests, set);
-        assert_eq!(reach(&params), (2.0, 0.3, 9));
+        assert_eq!((reach(&params), params.price), ((2.0, 0.3, 9), None));
         assert_eq!(
             (params.expansion, params.max_pattern),
             (Expansion::Linear, 20)

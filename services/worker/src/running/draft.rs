@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use refrain_draft_replica::{DraftIndex, DraftQuery};
 use refrain_protocol::{NamespaceId, chunk};
-use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose_valued};
+use refrain_speculation::draft::{
+    Candidate, Lookup, ProposeParams, ProposeRules, Scope, Source, propose_valued,
+};
 use refrain_speculation::router::{Asked, HeadState, Pace, Priority, Prospect};
 use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::Cursor;
@@ -63,6 +65,7 @@ impl ActiveRequest {
                 .then(|| self.suffix_draft(draft_max, params, statistics))
                 .flatten(),
             path_probabilities: Vec::new(),
+            price: None,
             withheld,
             head: self.head_state(),
             priority: match self.request.urgency.priority {
@@ -112,6 +115,12 @@ impl ActiveRequest {
         }
     }
 
+    /// The rules of drafts, with those of the tenant before those of the worker.
+    pub(crate) fn rules(&self, of_worker: &ProposeRules) -> ProposeRules {
+        let of_tenant = &self.request.drafts;
+        of_worker.with(of_tenant.alpha, of_tenant.min_token_prob)
+    }
+
     /// The best draft over all suffix indexes that the request may read, by what is learnt about drafts of its
     /// namespace if the parameters have a price.
     pub(super) fn suffix_draft(
@@ -156,13 +165,7 @@ impl ActiveRequest {
             drafts.index(),
             self.cursor_in(&drafts),
         ));
-        let of_tenant = &self.request.drafts;
-        let params = ProposeParams {
-            alpha: of_tenant.alpha.unwrap_or(params.alpha),
-            min_token_prob: of_tenant.min_token_prob.unwrap_or(params.min_token_prob),
-            ..params.clone()
-        };
-        propose_valued(&lookups, &params, statistics, draft_max as usize)
+        propose_valued(&lookups, params, statistics, draft_max as usize)
     }
 
     fn cursor_in(&self, drafts: &DraftIndex) -> Cursor {

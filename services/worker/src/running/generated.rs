@@ -6,6 +6,7 @@ use refrain_protocol::engine::{StepOutput, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_speculation::draft::{Candidate, ProposeParams};
 use refrain_speculation::router::Offer;
+use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_speculation::verify::Walk;
 
 use super::{Absorbed, ActiveRequest, PendingStep};
@@ -26,11 +27,15 @@ impl ActiveRequest {
         self.cached_tokens = tokens;
     }
 
-    /// The best draft at the end of the text, and the node that ends the output if it is accepted: a stop id, or the
+    /// The best draft at the end of the text by what is learnt about drafts of its namespace, and the node that ends the output if it is accepted: a stop id, or the
     /// last token that the request has room for.
-    pub(crate) fn found(&self, params: &ProposeParams) -> Option<(Candidate, Option<u32>)> {
+    pub(crate) fn found(
+        &self,
+        params: &ProposeParams,
+        statistics: Option<&AcceptanceStatistics>,
+    ) -> Option<(Candidate, Option<u32>)> {
         let room = self.may_emit() - 1;
-        let candidate = self.suffix_draft(room, params, None)?;
+        let candidate = self.suffix_draft(room, params, statistics)?;
         let stop_ids = &self.request.sampling.stop_token_ids;
         let stops = candidate
             .tree

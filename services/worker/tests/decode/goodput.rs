@@ -65,9 +65,19 @@ fn off(config: &mut SpeculationConfig) {
     config.score_threshold = Setting::Fixed(f32::INFINITY);
 }
 
+/// The rule of SuffixDecoding, with its own drafts.
 fn score(config: &mut SpeculationConfig) {
     config.router = RouterChoice::Score;
+    config.alpha = Setting::Fixed(15.0);
+    config.min_token_prob = Setting::Fixed(0.06);
     config.gain_min = 0.0;
+}
+
+/// The same rule, with drafts by what is learnt.
+fn score_by_learnt(config: &mut SpeculationConfig) {
+    score(config);
+    config.alpha = Setting::Auto;
+    config.min_token_prob = Setting::Auto;
 }
 
 /// No guard: what the router does by itself.
@@ -96,6 +106,11 @@ async fn the_batch_decides_which_drafts_are_worth_it() {
         let (drafted, accepted, seconds, bench) =
             serve(half_repetitive, 0.000_1, count, goodput).await;
         let (_, _, by_score, _) = serve(half_repetitive, 0.000_1, count, score).await;
+        let (_, _, by_learnt, _) = serve(half_repetitive, 0.000_1, count, score_by_learnt).await;
+        assert!(
+            by_learnt < 0.98 * by_score,
+            "{count} at once: {by_learnt} s, by counts {by_score} s"
+        );
         let (_, _, plain, _) = serve(half_repetitive, 0.000_1, count, off).await;
         assert!(
             seconds < 0.98 * by_score && seconds < 0.97 * plain,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftSource, Speculation};
+use refrain_speculation::draft::Setting;
 use refrain_speculation::router::GainParams;
 use refrain_worker::RouterChoice;
 
@@ -24,6 +25,9 @@ async fn drafts_that_cost_more_than_they_bring_are_held_back() {
     engine.verify_s = 0.001;
     let bench = bench(engine, |config| {
         config.speculation.router = RouterChoice::Score;
+        // Drafts whatever they cost: what is learnt would leave these out.
+        config.speculation.alpha = Setting::Fixed(1.0);
+        config.speculation.min_token_prob = Setting::Fixed(0.1);
     })
     .await;
     let received = run(&bench, chunk(&bench, &[1, 2, 3], 1500)).await;

@@ -40,6 +40,13 @@ fn stepped(rig: &Rig) -> usize {
     drafts[0].as_ref().map_or(0, Vec::len)
 }
 
+/// Lets so many others run that alpha is 2.8 until something is learnt, and a token costs a fourth of its worth.
+fn beside_others(rig: &Rig) {
+    for other in 0..89 {
+        rig.begin(&format!("other {other}"), &[1], None);
+    }
+}
+
 #[test]
 fn configured_rules_hold_in_both_calls() {
     let cases: [(SpeculationConfig, usize); 5] = [
@@ -112,12 +119,9 @@ fn what_an_engine_sets_comes_before_the_configuration() {
 fn auto_follows_the_number_of_requests_unless_a_step_is_padded() {
     let rig = rig(SpeculationConfig::default());
     assert_eq!(drafted(&rig, EngineRules::default()), 50);
-    for other in 0..24 {
-        rig.begin(&format!("other {other}"), &[1], None);
-    }
-    // alpha is 2.2 for 25 requests.
-    assert_eq!(drafted(&rig, EngineRules::default()), 22);
-    assert_eq!(stepped(&rig), 22);
+    beside_others(&rig);
+    assert_eq!(drafted(&rig, EngineRules::default()), 28);
+    assert_eq!(stepped(&rig), 28);
     let padded = EngineRules {
         is_padded: true,
         ..EngineRules::default()
@@ -223,4 +227,35 @@ fn a_request_with_rules_out_of_range_is_counted_and_not_begun() {
     assert_eq!(error.param.as_deref(), Some("alpha"));
     assert_eq!(rig.rejected(FIELDS), 1);
     assert_eq!(drafted(&rig, EngineRules::default()), 0);
+}
+
+/// What the engine draws after its drafts is learnt from, whether they were offered or not.
+#[test]
+fn drafts_that_fail_are_no_longer_offered_until_they_would_be_right() {
+    let rig = rig(SpeculationConfig::default());
+    beside_others(&rig);
+    let prompt = [text(0, 50), text(0, 10)].concat();
+    let known = text(0, 50);
+    let after = |emitted: &[u32]| {
+        rig.begin("a", &prompt, None);
+        let tokens = drafted(&rig, EngineRules::default());
+        rig.proposer.extend("a", emitted);
+        rig.proposer.finish("a".into(), Some("stop"));
+        tokens
+    };
+    assert_eq!(after(&[]), 28);
+    // No draft was offered for these tokens, so nothing is learnt from them.
+    for wrong in 0..8 {
+        rig.begin("b", &prompt, None);
+        rig.proposer.extend("b", &[8_000 + wrong]);
+    }
+    assert_eq!(after(&[]), 28);
+    for wrong in 0..20 {
+        after(&[9_000 + wrong]);
+    }
+    assert_eq!(after(&[]), 0);
+    for _ in 0..40 {
+        after(&known[10..20]);
+    }
+    assert!(after(&[]) > 9);
 }

@@ -7,13 +7,13 @@ use super::values::Values;
 /// How a match is expanded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expansion {
-    /// A chain of most frequent tokens.
+    /// A chain: the best path with a price, else most frequent tokens.
     Linear,
     /// A tree, best first.
     Tree,
-    /// At most this many chains, the most probable ones at every depth (Seer's beam, arXiv 2511.14617). MAX_SPEC
-    /// limits the length of each chain, so all chains together have at most this many times MAX_SPEC nodes. One chain
-    /// is [`Linear`](Self::Linear).
+    /// At most this many chains (Seer, arXiv 2511.14617). With a price they are the best paths of the tree; without one
+    /// they are the most probable ones at every depth. MAX_SPEC limits the length of each chain, so all chains together
+    /// have at most this many times MAX_SPEC nodes. One chain is [`Linear`](Self::Linear).
     Paths(usize),
 }
 
@@ -58,7 +58,7 @@ pub struct ProposeParams {
     /// occurrences are read.
     pub samples_max: usize,
     /// The cost of a draft token, as a share of the worth of a token. With it, nodes are worth what is learnt about
-    /// such nodes instead of D(N), and a tree is drawn from several matches: see
+    /// such nodes instead of D(N), and a draft is drawn from several matches: see
     /// [`propose_valued`](super::propose_valued).
     pub price: Option<f32>,
 }
@@ -170,13 +170,8 @@ impl Limits<'_> {
     }
 
     /// The highest SCORE of a tree within these limits whose levels' probabilities each add up to at most `d`. The
-    /// second factor covers the rounding errors of the sum. Learnt probabilities may add up
-    /// to more.
+    /// second factor covers the rounding errors of the sum.
     pub(super) fn ceiling(&self, d: f32) -> f32 {
-        let d = match self.values {
-            Values::Counts => d,
-            Values::Learnt { .. } => self.nodes_max as f32,
-        };
         (1.0 + self.depth_max as f32 * d) * (1.0 + (self.nodes_max as f32 + 4.0) * f32::EPSILON)
     }
 }

@@ -1,4 +1,4 @@
-//! Algorithm 1 of SuffixDecoding: the best draft over all sources and all pattern lengths.
+//! The search for drafts: Algorithm 1 of SuffixDecoding, and drafts by what is learnt about their nodes.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,8 @@ use refrain_suffix_index::Token;
 use super::expand::Expander;
 use super::merge::Merge;
 use super::params::{Expansion, Limits, ProposeParams};
-use super::values::Values;
+use super::paying::best_paths;
+use super::values::{Values, worth};
 use super::{Candidate, DraftNode, DraftTree, Lookup, Scope};
 use crate::statistics::AcceptanceStatistics;
 
@@ -21,107 +22,10 @@ use crate::statistics::AcceptanceStatistics;
 /// patterns of the same set draft a part of the same tree. The loop goes from long to short patterns and stops when
 /// no shorter pattern can win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
 pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> Option<Candidate> {
-    propose_best(lookups, params, None, room)
-}
-
-/// As [`propose`], but nodes are worth what the statistics say about such nodes, less [`ProposeParams::price`], and a
-/// tree is drawn from the best matches of all lookups. It is the candidate of a router that admits the nodes of a
-/// draft by the same statistics. Without statistics a node is worth its share, and without a price this is
-/// [`propose`].
-///
-/// The three longest matches of each lookup are read. On recorded calls with one request at once, one match
-/// brought 3 % less, and eight brought nothing more.
-pub fn propose_valued(
-    lookups: &[Lookup<'_>],
-    params: &ProposeParams,
-    statistics: Option<&AcceptanceStatistics>,
-    room: usize,
-) -> Option<Candidate> {
-    let Some(price) = params.price else {
-        return propose(lookups, params, room);
-    };
-    let unknown = AcceptanceStatistics::default();
-    let statistics = statistics.unwrap_or(&unknown);
-    if params.expansion != Expansion::Tree {
-        return propose_best(lookups, params, Some((statistics, price)), room);
-    }
-    with_expander(|expander| {
-        let mut merge = Merge::default();
-        for lookup in by_scope(lookups) {
-            let mut search =
-                lookup
-                    .index
-                    .search(lookup.cursor, lookup.context, params.search_limits());
-            for _ in 0..MATCHES_MAX {
-                if search.next_len() < params.min_match_len {
-                    break;
-                }
-                let Some(found) = search.next_match() else {
-                    break;
-                };
-                let limits = params.limits(found.len, found.next_len, room);
-                let limits = valued(limits, lookup, Some((statistics, price)));
-                if limits.depth_max == 0 {
-                    break;
-                }
-                let score = expander.expand(&mut search, &found, &limits, 0.0);
-                if score > 0.0 {
-                    merge.take(expander.drafted(), score, *lookup, limits);
-                }
-            }
-        }
-        let candidate = merge.candidate(room.min(params.max_spec_tokens))?;
-        Some(candidate.following(last_token(lookups)))
-    })
-}
-
-/// The token that a draft follows. All lookups are of one context.
-fn last_token(lookups: &[Lookup<'_>]) -> Option<Token> {
-    lookups
-        .iter()
-        .find_map(|lookup| lookup.context.last().copied())
-}
-
-/// Matches of a lookup from which a tree is drawn.
-const MATCHES_MAX: usize = 3;
-
-fn with_expander<A>(work: impl FnOnce(&mut Expander) -> A) -> A {
-    thread_local! {
-        /// Each thread has one, so that its buffers do not grow anew in every proposal.
-        static EXPANDER: RefCell<Expander> = RefCell::default();
-    }
-    EXPANDER.with_borrow_mut(work)
-}
-
-/// The lookups, the most local ones first.
-fn by_scope<'a, 'b>(lookups: &'b [Lookup<'a>]) -> impl Iterator<Item = &'b Lookup<'a>> {
-    let of_scope = |scope| lookups.iter().filter(move |lookup| lookup.scope == scope);
-    Scope::ALL.into_iter().flat_map(of_scope)
-}
-
-/// The limits with the values of a lookup's nodes.
-fn valued<'a>(
-    limits: Limits<'a>,
-    lookup: &Lookup<'_>,
-    learnt: Option<(&'a AcceptanceStatistics, f32)>,
-) -> Limits<'a> {
-    let values = learnt.map_or(Values::Counts, |(statistics, price)| Values::Learnt {
-        under_match: statistics.under_match(lookup.source, lookup.scope, limits.match_len),
-        price,
-    });
-    Limits { values, ..limits }
-}
-
-fn propose_best(
-    lookups: &[Lookup<'_>],
-    params: &ProposeParams,
-    learnt: Option<(&AcceptanceStatistics, f32)>,
-    room: usize,
-) -> Option<Candidate> {
     with_expander(|expander| {
         let Best {
             match_len, lookup, ..
-        } = best_of(lookups, params, learnt, room, expander)?;
+        } = best_of(lookups, params, room, expander)?;
         let nodes = expander.best.iter().map(|drafted| DraftNode {
             token: drafted.token,
             parent: drafted.parent,
@@ -138,6 +42,130 @@ fn propose_best(
     })
 }
 
+/// A draft from the best matches of all lookups, whose nodes are worth what the statistics say about such nodes, less
+/// [`ProposeParams::price`]. Nodes are in it that cost a little more than they are worth, for a router that chooses
+/// among them, or for [`Candidate::paying`]; all of them are to be learnt from. Chains are the best paths of the
+/// merged tree. Without statistics a node is worth its share, and without a price this is [`propose`].
+pub fn propose_valued(
+    lookups: &[Lookup<'_>],
+    params: &ProposeParams,
+    statistics: Option<&AcceptanceStatistics>,
+    room: usize,
+) -> Option<Candidate> {
+    let Some(price) = params.price else {
+        return propose(lookups, params, room);
+    };
+    let unknown = AcceptanceStatistics::default();
+    let statistics = statistics.unwrap_or(&unknown);
+    let merged = merged(lookups, params, (statistics, price), room)?;
+    let merged = merged.following(last_token(lookups));
+    if params.expansion == Expansion::Tree {
+        return Some(merged);
+    }
+    let nodes = merged.tree.nodes();
+    let parents = merged.tree.parents().skip(1);
+    let mut paths = if (0..).zip(parents).all(|(above, of)| of == Some(above)) {
+        // All matches agree. That is frequent, and an estimate of the tree takes as long as its search.
+        (0..nodes.len() as u32).collect()
+    } else {
+        let probabilities = statistics.path_probabilities(&merged);
+        let worth = probabilities.iter().map(|of| worth(*of, price));
+        best_paths(nodes, &Vec::from_iter(worth), params.expansion.paths())
+    };
+    paths.truncate(room.min(params.max_spec_tokens));
+    // The match that begins them may be another one than the best.
+    let DraftNode {
+        match_len, origin, ..
+    } = nodes[*paths.first()? as usize];
+    Some(Candidate {
+        match_len,
+        source: origin.source,
+        scope: origin.scope,
+        ..merged.part(&paths)
+    })
+}
+
+/// The drafts of the best matches of all lookups as one tree. A draft of a match has at most `room` tokens, and so has
+/// the tree unless chains are still to be chosen from it.
+fn merged(
+    lookups: &[Lookup<'_>],
+    params: &ProposeParams,
+    (statistics, price): (&AcceptanceStatistics, f32),
+    room: usize,
+) -> Option<Candidate> {
+    let room = room.min(params.max_spec_tokens);
+    let (matches_max, sure, tree_max) = match params.expansion {
+        Expansion::Tree => (MATCHES_MAX, f32::INFINITY, room),
+        Expansion::Linear | Expansion::Paths(_) => (CHAIN_MATCHES_MAX, SURE, usize::MAX),
+    };
+    with_expander(|expander| {
+        let mut merge = Merge::default();
+        for lookup in by_scope(lookups) {
+            let mut search =
+                lookup
+                    .index
+                    .search(lookup.cursor, lookup.context, params.search_limits());
+            for _ in 0..matches_max {
+                if search.next_len() < params.min_match_len {
+                    break;
+                }
+                let Some(found) = search.next_match() else {
+                    break;
+                };
+                let limits = params.limits(found.len, found.next_len, room);
+                let under_match =
+                    statistics.under_match(lookup.source, lookup.scope, limits.match_len);
+                let limits = Limits {
+                    values: Values::Learnt { under_match, price },
+                    ..limits
+                };
+                if limits.depth_max == 0 {
+                    break;
+                }
+                let score = expander.expand(&mut search, &found, &limits, 0.0);
+                if score > 0.0 {
+                    merge.take(expander.drafted(), score, *lookup, limits);
+                }
+                let first = expander.drafted().first();
+                if first.is_some_and(|first| first.value >= sure) {
+                    break;
+                }
+            }
+        }
+        merge.candidate(tree_max)
+    })
+}
+
+/// The token that a draft follows. All lookups are of one context.
+fn last_token(lookups: &[Lookup<'_>]) -> Option<Token> {
+    lookups
+        .iter()
+        .find_map(|lookup| lookup.context.last().copied())
+}
+
+/// Matches of a lookup from which a tree is drawn. On recorded calls with one request at once, one match brought 3 %
+/// less, and eight brought nothing more.
+const MATCHES_MAX: usize = 3;
+/// Matches of a lookup from which chains are drawn. A third one brought nothing.
+const CHAIN_MATCHES_MAX: usize = 2;
+/// A shorter match is not read for a chain whose first token is accepted with this probability: it takes as long as
+/// the first one, and seldom changes the chain.
+const SURE: f32 = 0.5;
+
+fn with_expander<A>(work: impl FnOnce(&mut Expander) -> A) -> A {
+    thread_local! {
+        /// Each thread has one, so that its buffers do not grow anew in every proposal.
+        static EXPANDER: RefCell<Expander> = RefCell::default();
+    }
+    EXPANDER.with_borrow_mut(work)
+}
+
+/// The lookups, the most local ones first.
+fn by_scope<'a, 'b>(lookups: &'b [Lookup<'a>]) -> impl Iterator<Item = &'b Lookup<'a>> {
+    let of_scope = |scope| lookups.iter().filter(move |lookup| lookup.scope == scope);
+    Scope::ALL.into_iter().flat_map(of_scope)
+}
+
 /// The best draft, whose tree stands in the expander.
 struct Best<'a> {
     score: f32,
@@ -149,7 +177,6 @@ struct Best<'a> {
 fn best_of<'a>(
     lookups: &[Lookup<'a>],
     params: &'a ProposeParams,
-    learnt: Option<(&'a AcceptanceStatistics, f32)>,
     room: usize,
     expander: &mut Expander,
 ) -> Option<Best<'a>> {
@@ -168,7 +195,6 @@ fn best_of<'a>(
                 break;
             };
             let limits = params.limits(found.len, found.next_len, room);
-            let limits = valued(limits, lookup, learnt);
             if !wins(&limits) {
                 continue;
             }

@@ -40,22 +40,18 @@ const ALPHA_MAX: f64 = 32.0;
 
 /// The price for a router that knows nothing yet about the steps of its engine.
 const PRICE_UNKNOWN: f64 = 0.2;
-/// Below this price drafts are as long as they may be.
-const PRICE_MIN: f64 = 0.03;
+/// Below this price nothing more is drafted.
+const PRICE_MIN: f64 = 0.002;
 /// Above this price nothing pays, and drafts are only there to be learnt from.
 const PRICE_MAX: f64 = 0.9;
 
-/// Requests beside which a draft token that is verified as it is found costs what it is worth: the engine computes
-/// all the time.
-const REQUESTS_AT_FULL_PRICE: f64 = 256.0;
-/// The most that is asked of such a token. It is the share of a text that was seen once.
-const WHOLE_PROB_MAX: f64 = 0.5;
+/// Requests beside which a draft token costs half a token, where steps are not timed. The price that the router
+/// measures on the modelled H100 with an 8B model is within a fifth of this rule from 16 to 128 requests.
+const REQUESTS_AT_HALF_PRICE: f64 = 256.0;
 
 /// The longest reach that SuffixDecoding recommends, and the least likely token that arctic-inference drafts.
 const ALPHA_REMOTE: f64 = 4.0;
 const TOKEN_PROB_REMOTE: f64 = 0.1;
-/// The least likely token that is drafted in place of padding.
-const TOKEN_PROB_PADDED: f64 = 0.03;
 
 /// Longest match that may be configured, tokens. Each look-up in sealed text costs up to as many steps.
 const MATCH_TOKENS_MOST: u32 = 1024;
@@ -90,25 +86,40 @@ impl ProposeRules {
         }
     }
 
-    /// The parameters of drafts that are verified as they are found, in steps of so many requests. The price of a
-    /// token is a fit to the best rules on modelled engines (docs/vllm.md), where the time of steps is not known.
-    pub fn whole(&self, requests: usize) -> ProposeParams {
-        let price = requests.max(1) as f64 / REQUESTS_AT_FULL_PRICE;
-        self.whole_at(price.sqrt())
+    /// The parameters of drafts of which all tokens are verified that are worth their price
+    /// ([`Candidate::paying`](super::Candidate::paying)), in steps of so many requests. `price` is the cost of a draft
+    /// token, as a share of the worth of a token; where it was not measured, it follows the number of requests.
+    ///
+    /// They have no price where both settings are fixed: then a draft is that of Algorithm 1, and verified as it is.
+    pub fn whole(&self, requests: usize, price: Option<f64>) -> ProposeParams {
+        let requests = requests.max(1) as f64;
+        self.whole_at(price.unwrap_or(requests / (requests + REQUESTS_AT_HALF_PRICE)))
     }
 
-    /// The parameters of drafts that are verified as they are found, where a draft token costs `price`, as a share of
-    /// the worth of a token. Nobody chooses among their tokens, so each has to be worth its price.
-    pub fn whole_at(&self, price: f64) -> ProposeParams {
-        // A price that is no number counts as the least.
-        let price = price.clamp(PRICE_MIN, 1.0).max(PRICE_MIN);
-        let alpha = (1.0 / price - 1.0).clamp(ALPHA_MIN, ALPHA_MAX);
-        self.or(alpha, price.min(WHOLE_PROB_MAX))
-    }
-
-    /// The parameters of drafts that an engine verifies in place of padding, so that they cost nothing.
+    /// The parameters of such drafts where an engine verifies them in place of padding, so that they cost nothing.
     pub fn padded(&self) -> ProposeParams {
-        self.or(ALPHA_MAX, TOKEN_PROB_PADDED)
+        self.whole_at(PRICE_MIN)
+    }
+
+    fn whole_at(&self, price: f64) -> ProposeParams {
+        // A price that is no number counts as the least.
+        let price = price.clamp(PRICE_MIN, PRICE_MAX).max(PRICE_MIN);
+        let alpha = (1.0 / price - 1.0).clamp(ALPHA_MIN, ALPHA_MAX);
+        let is_fixed = self.alpha != Setting::Auto && self.min_token_prob != Setting::Auto;
+        ProposeParams {
+            price: (!is_fixed).then_some(price as f32),
+            ..self.or(alpha, 0.0)
+        }
+    }
+
+    /// The same rules, with these settings where they are given.
+    pub fn with(&self, alpha: Option<f32>, min_token_prob: Option<f32>) -> ProposeRules {
+        let or = |fixed: Option<f32>, setting| fixed.map_or(setting, Setting::Fixed);
+        ProposeRules {
+            alpha: or(alpha, self.alpha),
+            min_token_prob: or(min_token_prob, self.min_token_prob),
+            params: self.params.clone(),
+        }
     }
 
     /// The parameters of look-ups in a store, which do not know the step that their drafts are for.
@@ -159,20 +170,42 @@ mod tests {
     #[test]
     fn whole_drafts_are_shorter_beside_more_requests() {
         let rules = ProposeRules::default();
-        let of = |requests| reach(rules.whole(requests));
-        assert_eq!(
-            [of(0), of(1), of(16)],
-            [(15.0, 0.063), (15.0, 0.063), (3.0, 0.25)]
-        );
-        assert_eq!([of(64), of(100_000)], [(1.0, 0.5), (1.0, 0.5)]);
-        let at = |price| reach(rules.whole_at(price));
-        assert_eq!([at(0.25), at(0.2)], [(3.0, 0.25), (4.0, 0.2)]);
-        assert_eq!([at(0.8), at(7.0)], [(1.0, 0.5), (1.0, 0.5)]);
+        let of = |requests| rules.whole(requests, None);
+        // A token costs half a token beside 256 requests.
+        assert_eq!(of(256).price, Some(0.5));
+        assert_eq!(of(0), of(1));
+        assert_eq!(reach(of(1)), (32.0, 0.0));
+        assert_eq!([of(16), of(64)].map(reach), [(16.0, 0.0), (4.0, 0.0)]);
+        assert_eq!((of(100_000).price, of(100_000).alpha), (Some(0.9), 1.0));
+        let at = |price| rules.whole(16, Some(price));
+        assert_eq!((at(0.2).price, reach(at(0.2))), (Some(0.2), (4.0, 0.0)));
+        assert_eq!(at(7.0).price, Some(0.9));
         for least in [0.0, -1.0, f64::NAN] {
-            assert_eq!(at(least), (32.0, 0.03));
+            assert_eq!((at(least).price, at(least).alpha), (Some(0.002), 32.0));
         }
-        assert_eq!(reach(rules.padded()), (32.0, 0.03));
+        assert_eq!(rules.padded(), at(0.0));
         assert_eq!(reach(rules.remote()), (4.0, 0.1));
+    }
+
+    #[test]
+    fn drafts_are_those_of_algorithm_1_where_both_settings_are_fixed() {
+        let rules = ProposeRules::default();
+        let all = |rules: &ProposeRules| {
+            [
+                rules.whole(16, None),
+                rules.whole(1, Some(0.1)),
+                rules.padded(),
+            ]
+        };
+        let alpha = rules.with(Some(2.0), None);
+        assert!(all(&alpha).iter().all(|of| of.price.is_some()));
+        assert!(all(&alpha).iter().all(|of| reach(of.clone()) == (2.0, 0.0)));
+        let both = alpha.with(None, Some(0.3));
+        assert!(all(&both).iter().all(|of| of.price.is_none()));
+        // A router still chooses by what is learnt.
+        assert!(both.for_router(None).price.is_some());
+        // What comes later counts.
+        assert_eq!(both.with(Some(1.0), None).alpha, Setting::Fixed(1.0));
     }
 
     #[test]
@@ -185,8 +218,8 @@ mod tests {
         let all = [
             rules.for_router(Some(0.01)),
             rules.for_router(None),
-            rules.whole(1),
-            rules.whole(512),
+            rules.whole(1, None),
+            rules.whole(512, Some(0.1)),
             rules.padded(),
             rules.remote(),
         ];

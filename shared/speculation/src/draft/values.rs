@@ -53,9 +53,12 @@ impl Values<'_> {
     pub(super) fn worth(&self, probability: f32) -> f32 {
         match self {
             Values::Counts => probability,
-            Values::Learnt { price, .. } => {
-                (probability - price).max(0.0) + UNPAID_WORTH * probability
-            }
+            Values::Learnt { price, .. } => worth(probability, *price),
         }
     }
+}
+
+/// The worth of a node that is accepted with this probability, where a draft token costs `price`.
+pub(super) fn worth(probability: f32, price: f32) -> f32 {
+    (probability - price).max(0.0) + UNPAID_WORTH * probability
 }

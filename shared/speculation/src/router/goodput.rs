@@ -439,8 +439,9 @@ fn without_draft<N>(
         Some(_) => fallback.of(prospect.head),
         None => Fallback::Absent,
     };
-    let by_itself = route_by_score(prospect.asked, prospect.found(), params.threshold, fallback);
-    let nothing_found = !matches!(prospect.found(), Found::Score(_));
+    let found = prospect.found(prospect.candidate.as_ref());
+    let by_itself = route_by_score(prospect.asked, found, params.threshold, fallback);
+    let nothing_found = !matches!(found, Found::Score(_));
     let reason = match by_itself.route {
         Route::Plain if nothing_found => by_itself.reason,
         _ => RouteReason::OverBudget,

@@ -1,5 +1,7 @@
 //! The router's answer: the draft that a request verifies, and the reason.
 
+use std::borrow::Cow;
+
 use super::decision::{Asked, Decision, HeadDraft, Route, RouteReason};
 use super::params::RouterParams;
 use super::prospect::Prospect;
@@ -94,16 +96,18 @@ impl Offer {
             return Offer::plain(RouteReason::NoRoom, prospect);
         }
         let fallback = fallback.of(prospect.head);
+        let part = prospect.whole();
+        let found = prospect.found(part.as_deref());
         let Decision { route, reason } =
-            route_by_score(prospect.asked, prospect.found(), params.threshold, fallback);
+            route_by_score(prospect.asked, found, params.threshold, fallback);
         let draft = match route {
-            Route::Suffix => prospect.candidate.as_ref().map(|candidate| {
-                if candidate.tree.len() <= draft_max as usize {
+            Route::Suffix => part.map(|part| {
+                if matches!(part, Cow::Borrowed(_)) && part.tree.len() <= draft_max as usize {
                     return OfferedDraft::Suffix(SuffixDraft::Whole);
                 }
-                let mut candidate = candidate.clone();
-                candidate.tree.truncate(draft_max as usize);
-                OfferedDraft::Suffix(SuffixDraft::Part(candidate))
+                let mut part = part.into_owned();
+                part.tree.truncate(draft_max as usize);
+                OfferedDraft::Suffix(SuffixDraft::Part(part))
             }),
             Route::Fallback => params
                 .head

@@ -1,5 +1,7 @@
 //! The router's input: the requests of a step, and the room that the step has.
 
+use std::borrow::Cow;
+
 use super::decision::{Asked, HeadState};
 use super::score::Found;
 use super::urgency::{Pace, Priority};
@@ -22,6 +24,9 @@ pub struct Prospect<N> {
     pub candidate: Option<Candidate>,
     /// The path probability of each node of the candidate: see [`Router::estimate`](super::Router::estimate).
     pub path_probabilities: Vec<f32>,
+    /// The price of a draft token where the router does not divide the step: the nodes are verified that are worth it.
+    /// Without one the candidate is verified as it is.
+    pub price: Option<f32>,
     /// No suffix draft was looked for, because the guard holds drafts back.
     pub withheld: bool,
     /// Whether the engine's head can draft for it.
@@ -48,9 +53,23 @@ impl<N> Prospect<N> {
         }
     }
 
-    pub(super) fn found(&self) -> Found {
-        match &self.candidate {
-            Some(candidate) => Found::Score(candidate.score),
+    /// The part of the candidate that is verified if the router does not divide the step, with its SCORE. `None` if
+    /// no part pays.
+    pub fn whole(&self) -> Option<Cow<'_, Candidate>> {
+        let candidate = self.candidate.as_ref()?;
+        match self.price {
+            None => Some(Cow::Borrowed(candidate)),
+            Some(price) => candidate
+                .paying(&self.path_probabilities, price)
+                .map(Cow::Owned),
+        }
+    }
+
+    /// The result of the search, where this part of the candidate may be verified.
+    pub(super) fn found(&self, part: Option<&Candidate>) -> Found {
+        match part {
+            Some(part) => Found::Score(part.score),
+            None if self.candidate.is_some() => Found::Unpaid,
             None if self.withheld => Found::Withheld,
             None => Found::Nothing,
         }

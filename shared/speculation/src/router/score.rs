@@ -106,6 +106,8 @@ pub(super) enum Found {
     Nothing,
     /// A draft with this SCORE, in which the root counts 1.
     Score(f32),
+    /// A draft was found, of which no token is worth its price.
+    Unpaid,
     /// There was no search: suffix drafts do not pay at this batch size.
     Withheld,
 }
@@ -123,6 +125,7 @@ pub(super) fn route_by_score(
         Asked::Off => (Route::Plain, RouteReason::Off),
         Asked::Suffix => match suffix {
             Found::Score(_) => (Route::Suffix, RouteReason::Asked),
+            Found::Unpaid => (Route::Plain, RouteReason::OverBudget),
             Found::Nothing | Found::Withheld => (Route::Plain, RouteReason::NoMatch),
         },
         Asked::Fallback => match fallback {
@@ -143,6 +146,7 @@ pub(super) fn route_by_score(
                 }
                 Found::Score(_) => RouteReason::BelowThreshold,
                 Found::Nothing => RouteReason::NoMatch,
+                Found::Unpaid => RouteReason::OverBudget,
                 Found::Withheld => RouteReason::SuffixNotPaying,
             };
             match fallback {
@@ -164,7 +168,7 @@ mod tests {
     use super::*;
     use Asked::{Auto, Off, Suffix};
     use Fallback::{Absent, Blind, InUse, NotPaying, Paused, Probed};
-    use Found::{Nothing, Score, Withheld};
+    use Found::{Nothing, Score, Unpaid, Withheld};
 
     const FALLBACKS: [Fallback; 8] = [
         Absent,
@@ -251,7 +255,13 @@ mod tests {
                 ]),
             ),
             (Auto, Score(3.1), Threshold::Auto, all(suffix)),
-            // Withheld is as good as not found, and says so.
+            // Withheld or unpaid is as good as not found, and says so.
+            (
+                Auto,
+                Unpaid,
+                Threshold::Auto,
+                fallback_where_there_is_one("plain: over_budget", "fallback: over_budget"),
+            ),
             (
                 Auto,
                 Withheld,
@@ -283,6 +293,7 @@ mod tests {
             (Auto, Score(f32::NAN), Threshold::Auto, below),
             // A request that asks for a route gets it, without a gate or a threshold.
             (Suffix, Nothing, Threshold::Auto, all("plain: no_match")),
+            (Suffix, Unpaid, Threshold::Auto, all("plain: over_budget")),
             (Suffix, Score(1.1), Threshold::Auto, all("suffix: asked")),
             (Suffix, Score(1.1), fixed(9.0), all("suffix: asked")),
             (Off, Nothing, Threshold::Auto, all("plain: off")),
@@ -296,7 +307,14 @@ mod tests {
             );
         }
         let asked = "fallback: asked";
-        for found in [Nothing, Score(1.1), Score(9.0), Score(f32::NAN), Withheld] {
+        for found in [
+            Nothing,
+            Score(1.1),
+            Score(9.0),
+            Score(f32::NAN),
+            Unpaid,
+            Withheld,
+        ] {
             for threshold in [Threshold::Auto, fixed(0.0), fixed(4.0)] {
                 let mut expected = all(asked);
                 expected[0] = "plain: no_fallback".into();

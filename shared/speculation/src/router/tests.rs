@@ -34,6 +34,7 @@ fn prospect(number: usize, &(asked, tokens, draft_max, head): &Asks) -> Prospect
         tree_max: draft_max,
         candidate: found(number, tokens),
         path_probabilities: Vec::new(),
+        price: None,
         withheld: false,
         head: match head {
             0 => HeadState::Absent,

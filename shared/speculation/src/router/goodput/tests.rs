@@ -54,6 +54,7 @@ fn prospect(found: Option<&Candidate>, head: bool) -> Prospect<u8> {
         tree_max: 64,
         candidate: found.cloned(),
         path_probabilities: Vec::new(),
+        price: None,
         withheld: false,
         head: match head {
             true => HeadState::Ready { unread_tokens: 0 },
