@@ -197,7 +197,7 @@ fn step(
             context: &context,
         })
         .collect();
-    let params = &setup.serving.rules.whole(1);
+    let params = &setup.serving.rules.whole(1, None);
     let Some(draft) = propose(&lookups, params, params.max_spec_tokens) else {
         return (3, [0, 0, left.len().min(1) as u64]);
     };
