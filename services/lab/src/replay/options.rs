@@ -47,8 +47,9 @@ pub struct ReplayOptions {
             "paths", "match_plus_draft", "samples"]
     )]
     pub preset: Option<Preset>,
-    /// A pattern of p tokens may draft alpha * p + offset tokens: a number, or `auto`. With the policy `goodput`,
-    /// drafts then end by what is learnt; elsewhere it is 15 for one request in a step, 3 for 16, and 1 from 64 on.
+    /// A pattern of p tokens may draft alpha * p + offset tokens: a number, or `auto`. Drafts then end by what is
+    /// learnt. With a number here and for --min-token-prob, drafts of policies other than `goodput` are those of
+    /// Algorithm 1.
     #[arg(long, value_name = "ALPHA|auto", value_parser = setting, default_value = "auto")]
     pub alpha: Setting,
     /// Constant part of the draft length; see --alpha.
