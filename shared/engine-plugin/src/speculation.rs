@@ -10,12 +10,12 @@ use serde::Deserialize;
 #[serde(default)]
 pub struct SpeculationConfig {
     /// How long drafts are: a match of p tokens allows alpha * p draft tokens. With `auto`, drafts end where they no
-    /// longer pay, by what is learnt and by the number of requests that run. It is 32 up to 8 requests, 16 for 16, and
-    /// 4 for 64. Where the engine verifies as many tokens in any case, as SGLang does, it is 32.
+    /// longer pay, by what is learnt and by the number of requests that run. It is 32 up to 8 requests, 16 for 16,
+    /// and 4 for 64. Where the engine verifies as many tokens in any case, as SGLang does, it is 32.
     pub alpha: Setting,
-    /// Draft tokens with a smaller share of the continuations that were seen are left out. With `auto`, those are left
-    /// out that do not pay, by what is learnt. Where both this and `alpha` are set, drafts are as SuffixDecoding makes
-    /// them, and nothing learnt is used.
+    /// Draft tokens with a smaller share of the continuations that were seen are left out. With `auto`, those are
+    /// left out that do not pay, by what is learnt. Where both this and `alpha` are set, drafts are as SuffixDecoding
+    /// makes them, and nothing learnt is used.
     pub min_token_prob: Setting,
     /// Most draft tokens of one request in one step, beside the engine's own limit. 0: there are no drafts.
     pub max_spec_tokens: usize,

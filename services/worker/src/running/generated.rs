@@ -27,8 +27,8 @@ impl ActiveRequest {
         self.cached_tokens = tokens;
     }
 
-    /// The best draft at the end of the text by what is learnt about drafts of its namespace, and the node that ends the output if it is accepted: a stop id, or the
-    /// last token that the request has room for.
+    /// The best draft at the end of the text by what is learnt about drafts of its namespace, and the node that ends
+    /// the output if it is accepted: a stop id, or the last token that the request has room for.
     pub(crate) fn found(
         &self,
         params: &ProposeParams,

@@ -11,9 +11,9 @@ pub enum Expansion {
     Linear,
     /// A tree, best first.
     Tree,
-    /// At most this many chains (Seer, arXiv 2511.14617). With a price they are the best paths of the tree; without one
-    /// they are the most probable ones at every depth. MAX_SPEC limits the length of each chain, so all chains together
-    /// have at most this many times MAX_SPEC nodes. One chain is [`Linear`](Self::Linear).
+    /// At most this many chains (Seer, arXiv 2511.14617). With a price they are the best paths of the tree; without
+    /// one they are the most probable ones at every depth. MAX_SPEC limits the length of each chain, so all chains
+    /// together have at most this many times MAX_SPEC nodes. One chain is [`Linear`](Self::Linear).
     Paths(usize),
 }
 

@@ -85,8 +85,8 @@ pub fn propose_valued(
     })
 }
 
-/// The drafts of the best matches of all lookups as one tree. A draft of a match has at most `room` tokens, and so has
-/// the tree unless chains are still to be chosen from it.
+/// The drafts of the best matches of all lookups as one tree. A draft of a match has at most `room` tokens, and so
+/// has the tree unless chains are still to be chosen from it.
 fn merged(
     lookups: &[Lookup<'_>],
     params: &ProposeParams,

@@ -87,8 +87,8 @@ impl ProposeRules {
     }
 
     /// The parameters of drafts of which all tokens are verified that are worth their price
-    /// ([`Candidate::paying`](super::Candidate::paying)), in steps of so many requests. `price` is the cost of a draft
-    /// token, as a share of the worth of a token; where it was not measured, it follows the number of requests.
+    /// ([`Candidate::paying`](super::Candidate::paying)), in steps of so many requests. `price` is the cost of a
+    /// draft token, as a share of the worth of a token; where it was not measured, it follows the number of requests.
     ///
     /// They have no price where both settings are fixed: then a draft is that of Algorithm 1, and verified as it is.
     pub fn whole(&self, requests: usize, price: Option<f64>) -> ProposeParams {

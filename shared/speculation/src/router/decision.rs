@@ -61,8 +61,8 @@ pub enum RouteReason {
     BelowThreshold,
     /// The budget of the batch has room for the draft, or for its best part.
     WithinBudget,
-    /// It has none: other tokens are worth more, or the draft takes longer than it is worth. Without a budget: no token
-    /// of the draft is worth its price.
+    /// It has none: other tokens are worth more, or the draft takes longer than it is worth. Without a budget: no
+    /// token of the draft is worth its price.
     OverBudget,
     /// The batch is larger than those that drafts are made for.
     LargeBatch,

@@ -24,8 +24,8 @@ pub struct Prospect<N> {
     pub candidate: Option<Candidate>,
     /// The path probability of each node of the candidate: see [`Router::estimate`](super::Router::estimate).
     pub path_probabilities: Vec<f32>,
-    /// The price of a draft token where the router does not divide the step: the nodes are verified that are worth it.
-    /// Without one the candidate is verified as it is.
+    /// The price of a draft token where the router does not divide the step: the nodes are verified that are worth
+    /// it. Without one the candidate is verified as it is.
     pub price: Option<f32>,
     /// No suffix draft was looked for, because the guard holds drafts back.
     pub withheld: bool,
