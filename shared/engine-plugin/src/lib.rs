@@ -27,5 +27,6 @@ mod speculation;
 mod tests;
 
 pub use config::{PluginConfig, PluginMeshConfig};
-pub use proposer::{DraftChain, Proposer, RequestStart, RequestStep};
+pub use proposer::{Proposer, RequestStart, RequestStep};
+pub use request::DraftChain;
 pub use speculation::{EngineRules, SpeculationConfig};

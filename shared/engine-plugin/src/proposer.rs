@@ -25,7 +25,7 @@ use crate::metrics::{FIELDS, PluginMetrics, TOKEN};
 use crate::outbox::Outbox;
 use crate::own_index::PromptReader;
 use crate::paused::PausedRequests;
-use crate::request::Request;
+use crate::request::{DraftChain, Request};
 use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
 use crate::speculation::{EngineRules, check_of_request};
@@ -92,17 +92,6 @@ pub struct RequestStep {
     pub draft_tokens_max: usize,
     /// The engine's own draft, token ids.
     pub engine_draft: Vec<u32>,
-}
-
-/// A draft that is a chain. Without tokens there is none.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct DraftChain {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// SCORE: the expected number of accepted tokens by what is learnt, and 1 for the engine's own.
-    pub score: f32,
-    /// Length of the match, tokens.
-    pub match_len: u32,
 }
 
 /// The acceptance statistics of a request's namespace, empty ones if it is new.

@@ -14,13 +14,23 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 use crate::background::{BackgroundEvent, EndedRequest};
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::own_index::OwnIndex;
-use crate::proposer::DraftChain;
 use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
 use crate::speculation::tokens_max_of_request;
 
 /// Most documents remembered as touched between two uploads.
 const TOUCHED_MAX: usize = 64;
+
+/// A draft that is a chain. Without tokens there is none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DraftChain {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// SCORE: the expected number of accepted tokens by what is learnt, and 1 for the engine's own.
+    pub score: f32,
+    /// Length of the match, tokens.
+    pub match_len: u32,
+}
 
 /// A request that runs.
 pub(crate) struct Request {

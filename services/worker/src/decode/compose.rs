@@ -142,7 +142,7 @@ impl DecodeLoop {
             let statistics = router.known_statistics(running.namespace);
             let mut prospect =
                 running.prospect(movers.room, &params, statistics, movers.withholds, started);
-            // What the router divides, it also prices.
+            // The router prices the drafts that it divides.
             prospect.price = params.price.filter(|_| !is_divided);
             if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);

@@ -229,7 +229,7 @@ fn a_request_with_rules_out_of_range_is_counted_and_not_begun() {
     assert_eq!(drafted(&rig, EngineRules::default()), 0);
 }
 
-/// What the engine draws after its drafts is learnt from, whether they were offered or not.
+/// The plugin learns from the tokens after its drafts, whether these were offered or not.
 #[test]
 fn drafts_that_fail_are_no_longer_offered_until_they_would_be_right() {
     let rig = rig(SpeculationConfig::default());

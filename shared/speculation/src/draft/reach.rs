@@ -204,7 +204,7 @@ mod tests {
         assert!(all(&both).iter().all(|of| of.price.is_none()));
         // A router still chooses by what is learnt.
         assert!(both.for_router(None).price.is_some());
-        // What comes later counts.
+        // The later setting counts.
         assert_eq!(both.with(Some(1.0), None).alpha, Setting::Fixed(1.0));
     }
 
