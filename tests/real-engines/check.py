@@ -14,7 +14,6 @@ import time
 
 import attach
 import attached
-import drive
 import faulty
 import schemas
 import tools
@@ -257,15 +256,6 @@ def cpu_time(table, engine, mesh, asked):
     table.measured(engine.kind, "CPU time of the mesh per token", f"{spent * 1e6:.0f} us over {tokens} tokens, one event each")
 
 
-def driven(table, engine, options, asked):
-    meshes = {"plain": "", "driven": 'drive = "auto"'}
-    meshes = {
-        name: Mesh(options, engine.kind, engine.url, f"{engine.kind}-{name}", settings).ready()
-        for name, settings in meshes.items()
-    }
-    drive.check(table, engine, meshes["plain"], meshes["driven"], asked)
-
-
 def check(table, engine, options):
     engine.start()
     try:
@@ -283,7 +273,6 @@ def check(table, engine, options):
             added_time(table, engine, mesh, asked)
         check_disconnects(table, engine.kind, engine, mesh, asked[1], ENDLESS_TOKENS, **ENDLESS)
         cpu_time(table, engine, mesh, asked)
-        driven(table, engine, options, asked)
         faults(table, engine, options, asked[2])
         restart(table, engine, mesh, asked[:12])
         code = mesh.process.stop()

@@ -181,7 +181,6 @@ class Vllm(Engine):
             self.work / "vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", self.model,
             "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32",
             "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details",
-            "--enable-scale-out",
             # Its grammars for JSON allow any white space otherwise, in which a small model stays until its limit.
             "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
             *self.more,

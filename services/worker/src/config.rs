@@ -12,7 +12,7 @@ use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
 pub use adoption::AdoptionConfig;
-pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
+pub use engine::{ApiKey, EngineConfig, EngineKind};
 pub use speculation::{
     DrafterConfig, ExpansionChoice, FallbackChoice, RouterChoice, SpeculationConfig,
 };

@@ -22,7 +22,6 @@ mod response;
 mod sse;
 mod streaming;
 mod third_party;
-mod verify;
 mod verifying;
 mod words;
 mod worker_engine;
@@ -38,7 +37,6 @@ pub use streaming::{
 };
 pub(crate) use third_party::expected_tokenizer;
 pub use third_party::{ExpectedModel, connect_third_party};
-pub use verify::{DraftVerdict, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use verifying::VerifyingEngine;
 pub(crate) use verifying::cannot_forget;
 pub(crate) use words::engine_words;

@@ -8,7 +8,6 @@
 //! * `chunk`: a chunk from its admission to its last event, for both drivers.
 //! * `decode`: the driver for engines that verify drafts. It composes the batch of each step.
 //! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
-//! * `drive`: drive mode, where a streaming engine is made to verify drafts.
 //! * `orders`: what the orders of trainers leave behind: the pause, and the version of the weights.
 //! * `parking`: requests between two chunks, whose state stays here.
 //! * `running`: the state of a request while its chunk is decoded, with its draft.
@@ -24,7 +23,6 @@ mod adoption;
 mod chunk;
 mod config;
 mod decode;
-mod drive;
 mod engine;
 mod metrics;
 mod orders;
@@ -54,7 +52,6 @@ use tokio::task::JoinHandle;
 
 use crate::chunk::{Admission, Command, OutputSink};
 use crate::decode::DecodeLoop;
-use crate::drive::SharedDrive;
 use crate::metrics::WorkerMetrics;
 use crate::orders::Orders;
 use crate::parking::Parking;
@@ -65,14 +62,13 @@ use crate::streaming::StreamContext;
 
 pub use adoption::{Adopter, AdopterDeps, AdopterServer};
 pub use config::{
-    AdoptionConfig, ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, ExpansionChoice,
+    AdoptionConfig, ApiKey, DrafterConfig, EngineConfig, EngineKind, ExpansionChoice,
     FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
-    AttachedDocument, DraftVerdict, ExpectedModel, FormAbilities, GenerateRequest, Generated,
-    GeneratedEnd, GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights,
-    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
-    VerifyRequest, VerifyingEngine, WorkerEngine, connect_third_party,
+    AttachedDocument, ExpectedModel, FormAbilities, GenerateRequest, Generated, GeneratedEnd,
+    GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights, StreamingCapabilities,
+    StreamingEngine, StreamingLoad, VerifyingEngine, WorkerEngine, connect_third_party,
 };
 pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 pub use service::{EngineWait, WorkerHandle, WorkerListener};
@@ -172,25 +168,21 @@ async fn start_in(
     let (config, metrics) = (&shared.config, &shared.metrics);
     let reports = Arc::<HeadReports>::default();
     let (commands, inbox) = mpsc::channel(command_queue(config));
-    let (driver, draft_settings, streams, drafts) = match &with.engine {
+    let (driver, draft_settings, streams) = match &with.engine {
         WorkerEngine::Verifying(engine) => {
             let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
             let settings = decode.routing.settings.clone();
             let driver = tokio::spawn(lasting("decode loop", decode.run(inbox)));
-            (driver, Some(settings), None, true)
+            (driver, Some(settings), None)
         }
         WorkerEngine::Streaming(engine) => {
-            let abilities = engine.verify_abilities();
-            let is_driven = config.engine.drives() && abilities.any();
-            let drive = is_driven.then(|| SharedDrive::new(config, abilities, metrics.clone()));
-            let context = StreamContext::new(shared.clone(), engine.clone(), drive);
-            let streams = Arc::new(context);
+            let streams = Arc::new(StreamContext::new(shared.clone(), engine.clone()));
             let driver = tokio::spawn(lasting("streams", streams.clone().run(inbox)));
-            // Only drive mode drafts for such an engine.
-            (driver, None, Some(streams), is_driven)
+            (driver, None, Some(streams))
         }
     };
-    let replica = drafts.then(|| {
+    // An engine that generates by itself verifies no drafts.
+    let replica = has_steps.then(|| {
         DraftReplica::new(
             config.replica.clone(),
             config.speculation.match_tokens_max,

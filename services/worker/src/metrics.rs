@@ -16,7 +16,7 @@ use refrain_speculation::router::GainParams;
 
 use self::families::WorkerFamilies;
 use self::gain::GainGauges;
-use crate::engine::{IntroductionCounts, StreamingLoad, VerifyMethod};
+use crate::engine::{IntroductionCounts, StreamingLoad};
 
 pub(crate) use self::labels::{
     ChunkOutcome, ContextOrigin, OrderKind, ParkingOutcome, RejectionLimit,
@@ -75,11 +75,6 @@ impl WorkerMetrics {
         families.streamed_step.with_label_values(&[model, "1"]);
         for order in OrderKind::LABELS {
             families.orders.with_label_values(&[*order, "done"]);
-        }
-        for method in VerifyMethod::ALL.map(VerifyMethod::as_str) {
-            let calls = &families.verify_calls;
-            calls.with_label_values(&[model, method, "verified"]);
-            families.verify_seconds.with_label_values(&[model, method]);
         }
         Ok(WorkerMetrics {
             model: model.to_owned(),
@@ -295,14 +290,6 @@ impl WorkerMetrics {
     pub(crate) fn breaker(&self, is_open: bool) {
         let open = &self.families.breaker_open;
         open.with_label_values(&[&self.model]).set(is_open.into());
-    }
-
-    /// Counts a verify call.
-    pub(crate) fn verify_call(&self, method: VerifyMethod, outcome: &str, seconds: f64) {
-        let labels = [&*self.model, method.as_str(), outcome];
-        self.families.verify_calls.with_label_values(&labels).inc();
-        let spent = &self.families.verify_seconds;
-        spent.with_label_values(&labels[..2]).inc_by(seconds);
     }
 }
 

@@ -30,7 +30,7 @@ use crate::engine::EngineLimits;
 use crate::routing::{DraftSettings, asked};
 
 pub(crate) use self::form::RunningForm;
-pub(crate) use self::sent_draft::{labels, wire_draft};
+pub(crate) use self::sent_draft::wire_draft;
 pub(crate) use self::sources::Sources;
 pub(crate) use self::step_record::{Absorbed, StepRecord};
 

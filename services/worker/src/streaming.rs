@@ -1,8 +1,7 @@
 //! The driver for engines that generate by themselves: one task per chunk relays an engine's stream.
 //!
 //! Read [`StreamContext::run`] first, then `chunk_task.rs`. Tokens go to the reader and to the store, as in the
-//! decode loop. In drive mode they are indexed as well, and a stream is sometimes given up for a verify call;
-//! otherwise nothing is drafted. When a reader leaves, its chunk's task ends, and with it the engine's work.
+//! decode loop, and nothing is drafted. When a reader leaves, its chunk's task ends, and with it the engine's work.
 
 mod chunk_task;
 mod context;
@@ -15,7 +14,6 @@ mod relay;
 mod running_chunks;
 mod step_gaps;
 mod timeout;
-mod verify_calls;
 
 use std::sync::Arc;
 

@@ -114,6 +114,9 @@ pub fn is_http_url(text: &str) -> bool {
     url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
+/// The advice on a key that is misspelt, or that only another version has.
+const NO_SUCH_KEY: &str = "; this version has no such key, so leave it out or correct its name";
+
 /// Reads `file`, if there is one, overrides it by the environment, and checks the result by `rules`.
 ///
 /// # Errors
@@ -145,20 +148,21 @@ pub fn load<T: DeserializeOwned>(
     };
     let mut faults = Vec::new();
     let settings = overlay(&mut table, env_rule, env, &mut faults);
-    let meant = |name: &str| match env_rule.meant::<T>(name) {
-        Some(other) => format!("; {other} is meant"),
-        None => String::new(),
+    let meant = |name: &str| {
+        let other = env_rule.meant::<T>(name);
+        other.map(|other| format!("; {other} is meant"))
     };
     let unset = settings.iter().filter(|setting| setting.path.is_none());
-    faults
-        .extend(unset.map(|Setting { name, .. }| format!("{name}: is no setting{}", meant(name))));
+    faults.extend(unset.map(|Setting { name, .. }| {
+        format!("{name}: is no setting{}", meant(name).unwrap_or_default())
+    }));
     let (config, unknown) = deserialize::<T>(table, &mut faults);
     faults.extend(unknown.into_iter().map(|key| {
         let setting = settings.iter().find(|setting| setting.is_at(&key));
-        match setting.map(|setting| &setting.name) {
-            Some(name) => format!("{key}: unknown key, set by {name}{}", meant(name)),
-            None => format!("{key}: unknown key"),
-        }
+        let by = setting.map(|setting| format!(", set by {}", setting.name));
+        let advice = setting.and_then(|setting| meant(&setting.name));
+        let advice = advice.as_deref().unwrap_or(NO_SUCH_KEY);
+        format!("{key}: unknown key{}{advice}", by.unwrap_or_default())
     }));
     if let Some(config) = &config {
         faults.extend(rules(config));
@@ -461,7 +465,8 @@ mod tests {
             ("X_OPTIONAL_DEPTH", "; X_OPTIONAL__DEPTH is meant"),
             (
                 "X_INNER__DEPHT",
-                "inner.depht: unknown key, set by X_INNER__DEPHT",
+                "inner.depht: unknown key, set by X_INNER__DEPHT; this version has no such key, so leave it out or \
+                 correct its name",
             ),
             ("X__SLOTS", "X__SLOTS: is no setting; X_SLOTS is meant"),
             ("X_DEPTH", "X_DEPTH: is no setting"),
@@ -523,7 +528,12 @@ mod tests {
             "{error}"
         );
         let error = check("optional.dept = 1", &[]).unwrap_err();
-        assert!(error.contains("- optional.dept: unknown key"), "{error}");
+        assert!(
+            error.ends_with(
+                "- optional.dept: unknown key; this version has no such key, so leave it out or correct its name"
+            ),
+            "{error}"
+        );
     }
 
     #[test]

@@ -50,7 +50,7 @@ use std::hash::Hash;
 pub use cost::StepCost;
 pub use decision::{Asked, Decision, HeadDraft, HeadState, Route, RouteReason};
 pub use gain::{GainEstimator, GainParams, GainReading, GainSample, GainSide};
-pub use guard::{CallGuard, Verdict};
+pub use guard::Verdict;
 pub use head::{HeadStatus, Speeds};
 pub use offer::Offer;
 pub use params::{HeadParams, Policy, RouterParams};

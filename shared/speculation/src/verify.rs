@@ -6,4 +6,4 @@
 pub mod sampled;
 mod walk;
 
-pub use walk::{Walk, walk, walk_drawn};
+pub use walk::{Walk, walk};

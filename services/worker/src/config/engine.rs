@@ -30,11 +30,6 @@ pub struct EngineConfig {
     pub first_token_ms_max: u64,
     /// Timeout of each further token, milliseconds.
     pub idle_ms_max: u64,
-    /// Whether drafts are verified by separate calls where that is measured to be faster than the engine's stream.
-    pub drive: DriveMode,
-    /// Whether sampled requests are driven as well. Their output keeps the engine's distribution, but one seed no
-    /// longer gives the same tokens as the engine's stream.
-    pub drive_sampled: bool,
     /// Whether requests carry their priority, for a vLLM with `--scheduling-policy priority`. Without that policy,
     /// vLLM 0.32 ignores the number, and other versions may refuse it.
     pub pass_priority: bool,
@@ -59,26 +54,6 @@ pub struct EngineConfig {
     /// enough to notice soon that it has recovered.
     #[serde(skip)]
     pub breaker_open_ms: u64,
-    /// Maximum number of draft tokens in a verify call.
-    #[serde(skip)]
-    pub drive_tokens_max: u32,
-    /// Maximum number of tokens of all prompts of a verify call. A fan-out repeats the text for each draft token, so
-    /// the default allows the full draft up to 2,000 tokens of text.
-    #[serde(skip)]
-    pub drive_prompt_tokens_max: u64,
-}
-
-/// Use of verify calls (see [`EngineConfig::drive`]).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum DriveMode {
-    /// Verify calls are made where they pay.
-    Auto,
-    /// No verify calls: the worker relays the stream, and keeps no drafts.
-    #[default]
-    Off,
 }
 
 /// A key that no log shows.
@@ -138,8 +113,6 @@ impl Default for EngineConfig {
             prompt_cache: true,
             first_token_ms_max: 100_000,
             idle_ms_max: 30_000,
-            drive: DriveMode::Off,
-            drive_sampled: false,
             pass_priority: false,
             attached: false,
             call_ms_max: 5_000,
@@ -147,8 +120,6 @@ impl Default for EngineConfig {
             retry_backoff_ms: 50,
             breaker_failures_max: 5,
             breaker_open_ms: 2_000,
-            drive_tokens_max: 64,
-            drive_prompt_tokens_max: 131_072,
         }
     }
 }
@@ -157,11 +128,6 @@ impl EngineConfig {
     /// Whether the engine is a third-party engine, which generates by itself.
     pub fn is_external(&self) -> bool {
         self.kind != EngineKind::Refrain
-    }
-
-    /// Whether verify calls are made to the engine.
-    pub(crate) fn drives(&self) -> bool {
-        self.is_external() && self.drive == DriveMode::Auto
     }
 
     pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
@@ -181,8 +147,8 @@ impl EngineConfig {
         );
         check(self.idle_ms_max >= 1, "engine.idle_ms_max: at least 1");
         check(
-            !self.attached || self.kind == EngineKind::Vllm && self.drive == DriveMode::Off,
-            "engine.attached: needs engine.kind = \"vllm\" and engine.drive = \"off\"",
+            !self.attached || self.kind == EngineKind::Vllm,
+            "engine.attached: needs engine.kind = \"vllm\"",
         );
         check(
             !self.pass_priority || self.kind == EngineKind::Vllm,
@@ -220,8 +186,6 @@ mod tests {
             "retry_backoff_ms",
             "breaker_failures_max",
             "breaker_open_ms",
-            "drive_tokens_max",
-            "drive_prompt_tokens_max",
         ] {
             assert!(keys[key].is_null(), "{key}");
         }

@@ -28,8 +28,8 @@ pub struct SpeculationConfig {
     /// Longest match that is looked for, tokens. A longer one counts as one of this length.
     pub match_tokens_max: u32,
     /// The shape of drafts: `tree`, `linear` for one chain, or `{ paths = N }` for up to N chains that may share a
-    /// beginning. Engines that verify no trees get one chain whatever is set, and so does drive mode. Look-ups in a
-    /// draft store bring trees or one chain: under `paths`, one chain.
+    /// beginning. Engines that verify no trees get one chain whatever is set. Look-ups in a draft store bring trees
+    /// or one chain: under `paths`, one chain.
     pub expansion: ExpansionChoice,
     /// Whether the form of an output, such as a JSON schema, is a source of drafts: what it forces is drafted, and
     /// what it forbids is cut out of drafts.

@@ -25,20 +25,12 @@ use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
 use super::order_calls::OrderCall;
 use super::streaming::StreamingCapabilities;
-use super::verify::{DraftVerdict, VerifyRequest};
 
 pub(super) use llama_cpp::LlamaCpp;
 pub(super) use sglang::{SgLang, version_number as sglang_version};
 pub(super) use tensorrt_llm::TensorRtLlm;
 pub(super) use text_only::TextOnly;
 pub(super) use vllm::Vllm;
-
-/// Path and body of a verify call, and the function that reads the response.
-pub(super) type VerifyCall = (
-    &'static str,
-    Value,
-    fn(&VerifyRequest, &[u8]) -> Result<DraftVerdict, ApiError>,
-);
 
 /// The wire format of one kind of engine.
 pub(super) trait Dialect: Send + Sync {
@@ -111,11 +103,6 @@ pub(super) trait Dialect: Send + Sync {
     /// Whether the engine's name for its model is the directory of the weights that it was told to load last.
     fn is_renamed_by_weights(&self) -> bool {
         false
-    }
-
-    /// A verify call; `None` if the engine does not support its method.
-    fn verify_call(&self, _request: &VerifyRequest) -> Option<VerifyCall> {
-        None
     }
 }
 

@@ -104,7 +104,7 @@ pub(super) async fn check_tokenizer(
 }
 
 /// Tokens of plain alphanumeric text, which every engine spells in the same way.
-pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
+fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
     let plain = |token: &TokenId| {
         let bytes = tokenizer.token_bytes(*token);
         bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)

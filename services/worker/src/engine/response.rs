@@ -23,7 +23,7 @@ pub(super) struct AbortOnDrop {
     path: &'static str,
     body: Value,
     /// The engine has not ended the call by itself yet.
-    pub(super) is_armed: bool,
+    is_armed: bool,
 }
 
 impl AbortOnDrop {

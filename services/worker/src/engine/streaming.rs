@@ -10,7 +10,6 @@ use refrain_protocol::scheduling::KvReport;
 use super::forms::FormAbilities;
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::order_calls::no_order;
-use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 
 /// OpenAI's log-probability for a token that is as good as impossible; JSON has no infinity.
 pub(super) const LOGPROB_MIN: f32 = -9999.0;
@@ -214,16 +213,6 @@ pub trait StreamingEngine: Send + Sync {
     /// # Errors
     /// The engine cannot be reached or refuses. It has generated nothing then, so the call may be repeated.
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError>;
-
-    /// The kinds of verify calls that the engine supports. They do not change while it lives.
-    fn verify_abilities(&self) -> VerifyAbilities;
-
-    /// Judges a draft by one of the supported methods, and generates nothing beyond it. Dropping the future aborts
-    /// the engine's work.
-    ///
-    /// # Errors
-    /// The engine cannot be reached or refuses. Nothing has been generated then.
-    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError>;
 
     /// Checks that the engine has words for an order of a trainer.
     ///

@@ -1,7 +1,5 @@
 //! Third-party engines over HTTP: everything that the kinds have in common. Each kind has its own [`Dialect`].
 
-mod probe;
-
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -29,7 +27,6 @@ use super::response::{AbortOnDrop, ResponseStream};
 use super::streaming::{
     IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,
 };
-use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 use super::worker_engine::WorkerEngine;
 use crate::config::{EngineConfig, EngineKind};
 
@@ -59,7 +56,6 @@ struct ThirdPartyEngine {
     loaded: Mutex<LoadedWeights>,
     card: ModelCard,
     introductions: Arc<Introductions>,
-    abilities: VerifyAbilities,
     /// The runtime that connected the engine. Background calls run here, since the runtime of a dropped call may be
     /// ending.
     tasks: Handle,
@@ -104,7 +100,7 @@ pub async fn connect_third_party(
     };
     tracing::info!(url = client.base_url(), max_context, "engine connected");
     let introductions = Introductions::new(INTRODUCED_NAMESPACES_MAX, config.attempts_max);
-    let mut engine = ThirdPartyEngine {
+    let engine = ThirdPartyEngine {
         client,
         dialect,
         capabilities,
@@ -112,12 +108,8 @@ pub async fn connect_third_party(
         loaded: Mutex::default(),
         card,
         introductions: Arc::new(introductions),
-        abilities: VerifyAbilities::default(),
         tasks: Handle::current(),
     };
-    if config.drives() {
-        engine.abilities = engine.probe_abilities(&expected.tokenizer).await?;
-    }
     Ok(WorkerEngine::Streaming(Arc::new(engine)))
 }
 
@@ -270,23 +262,6 @@ impl StreamingEngine for ThirdPartyEngine {
         let json = body.to_json()?;
         let response = self.client.post_events(self.dialect.path(), json).await?;
         Ok(ResponseStream::new(response, self.dialect.decoder(&request), abort).boxed())
-    }
-
-    fn verify_abilities(&self) -> VerifyAbilities {
-        self.abilities
-    }
-
-    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError> {
-        let (path, body, read) = self.dialect.verify_call(&request).ok_or_else(|| {
-            ApiError::internal("a verify call of a kind that the engine does not support")
-        })?;
-        let mut abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request.text);
-        let response = self.client.post(path, &body).await;
-        if let Some(abort) = &mut abort {
-            // After a timeout of the call the engine may still be at work.
-            abort.is_armed = response.is_err();
-        }
-        read(&request, &response?)
     }
 
     fn check_order(&self, order: &EngineOrder) -> Result<(), ApiError> {

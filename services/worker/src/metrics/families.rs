@@ -21,7 +21,7 @@ const LENGTH_BUCKETS: &[f64] = &[
 ];
 
 refrain_service_kit::metric_families! {
-    /// The families of the worker, with those of streaming engines and of verify calls.
+    /// The families of the worker, with those of streaming engines.
     pub(crate) struct WorkerFamilies {
         /// Emitted tokens.
         pub(super) goodput_tokens: IntCounterVec = "refrain_goodput_tokens_total" ["model"],
@@ -136,12 +136,5 @@ refrain_service_kit::metric_families! {
         /// failed (repeated up to attempts_max times), or expired (the signature was too old).
         pub(super) introductions: IntCounterVec =
             "refrain_worker_introductions_total" ["outcome"] with ["succeeded", "failed", "expired"],
-
-        /// Verify calls to a streaming engine, by method and by outcome: verified, unknown (the response left the
-        /// next token open), or failed.
-        pub(super) verify_calls: IntCounterVec =
-            "refrain_drive_calls_total" ["model", "method", "outcome"],
-        /// Duration of verify calls, seconds.
-        pub(super) verify_seconds: CounterVec = "refrain_drive_call_seconds_total" ["model", "method"],
     }
 }

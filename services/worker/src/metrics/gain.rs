@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use prometheus::{GaugeVec, IntGaugeVec};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::router::{GainEstimator, GainParams, GainReading, GainSample, Step};
+use refrain_speculation::router::{GainEstimator, GainParams, GainReading, Step};
 
 use super::families::WorkerFamilies;
 
@@ -44,11 +44,6 @@ impl GainGauges {
     pub(crate) fn step(&self, step: &Step, may_draft: bool) {
         let at = self.clock.elapsed();
         self.estimator.lock().observe_step(at, step, may_draft);
-    }
-
-    /// Takes time of a streaming engine into account that has just ended.
-    pub(crate) fn stretch(&self, sample: GainSample) {
-        self.estimator.lock().observe(self.clock.elapsed(), sample);
     }
 
     /// Begins anew, because a step failed and the engine may have been restarted.
@@ -92,7 +87,7 @@ impl Shown {
 mod tests {
     use std::time::Duration;
 
-    use refrain_speculation::router::GainSide;
+    use refrain_speculation::router::{GainSample, GainSide};
 
     use super::*;
 

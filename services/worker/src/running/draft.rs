@@ -123,7 +123,7 @@ impl ActiveRequest {
 
     /// The best draft over all suffix indexes that the request may read, by what is learnt about drafts of its
     /// namespace if the parameters have a price.
-    pub(super) fn suffix_draft(
+    fn suffix_draft(
         &self,
         draft_max: u32,
         params: &ProposeParams,

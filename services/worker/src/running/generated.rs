@@ -1,13 +1,9 @@
-//! The request of a streaming engine: tokens that the engine generated, and drafts that it judged.
+//! The request of a streaming engine: tokens that the engine generated.
 
 use std::time::Instant;
 
 use refrain_protocol::engine::{StepOutput, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
-use refrain_speculation::draft::{Candidate, ProposeParams};
-use refrain_speculation::router::Offer;
-use refrain_speculation::statistics::AcceptanceStatistics;
-use refrain_speculation::verify::Walk;
 
 use super::{Absorbed, ActiveRequest, PendingStep};
 
@@ -27,26 +23,6 @@ impl ActiveRequest {
         self.cached_tokens = tokens;
     }
 
-    /// The best draft at the end of the text by what is learnt about drafts of its namespace, and the node that ends
-    /// the output if it is accepted: a stop id, or the last token that the request has room for.
-    pub(crate) fn found(
-        &self,
-        params: &ProposeParams,
-        statistics: Option<&AcceptanceStatistics>,
-    ) -> Option<(Candidate, Option<u32>)> {
-        let room = self.may_emit() - 1;
-        let candidate = self.suffix_draft(room, params, statistics)?;
-        let stop_ids = &self.request.sampling.stop_token_ids;
-        let stops = candidate
-            .tree
-            .tokens()
-            .position(|token| stop_ids.contains(&token));
-        let fills = candidate.tree.len() as u32 == room;
-        let last = candidate.tree.len().checked_sub(1).filter(|_| fills);
-        let ends_with = stops.or(last).map(|node| node as u32);
-        Some((candidate, ends_with))
-    }
-
     /// Takes generated tokens. Tokens past a stop id or a limit are dropped: the chunk ends there.
     ///
     /// # Errors
@@ -59,33 +35,6 @@ impl ActiveRequest {
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
         let output = self.within_limits(tokens, logprobs);
-        self.take(output, weight_version, now)
-    }
-
-    /// Takes a draft that the engine judged in a verify call, with its path through it, which emitted at least one
-    /// token.
-    ///
-    /// # Errors
-    /// The engine broke its contract.
-    pub(crate) fn absorb_judged(
-        &mut self,
-        (verified, walk): (Candidate, Walk),
-        weight_version: u64,
-        now: Instant,
-    ) -> Result<Absorbed, ApiError> {
-        let mut output = self.within_limits(walk.emitted, None);
-        output.accepted_nodes = walk.accepted;
-        output.accepted_nodes.truncate(output.emitted.len());
-        self.step.offer = Some(Offer::of_candidate(verified));
-        self.take(output, weight_version, now)
-    }
-
-    fn take(
-        &mut self,
-        output: StepOutput,
-        weight_version: u64,
-        now: Instant,
-    ) -> Result<Absorbed, ApiError> {
         let absorbed = self.absorb(output, weight_version, now)?;
         absorbed.ok_or_else(|| ApiError::internal("a step that sampled has no result"))
     }

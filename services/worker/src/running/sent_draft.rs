@@ -113,7 +113,7 @@ pub(super) fn accepted_of_head(offer: Option<&Offer>, output: &StepOutput) -> u3
 }
 
 /// The labels of a suffix draft.
-pub(crate) fn labels(candidate: &Candidate) -> (DraftSource, DraftScope) {
+fn labels(candidate: &Candidate) -> (DraftSource, DraftScope) {
     match candidate.source {
         Source::Prediction => return (DraftSource::Prediction, DraftScope::Request),
         Source::Grammar => return (DraftSource::Grammar, DraftScope::None),

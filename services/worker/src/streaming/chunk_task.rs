@@ -17,7 +17,6 @@ use super::interrupts::Interrupts;
 use super::step_gaps::StreamClock;
 use super::timeout::TokenTimeout;
 use crate::chunk::{ActiveChunk, HeldNotices, OutputSink};
-use crate::drive::{ChunkDrive, VerifyCall};
 use crate::engine::{Generated, GeneratedEnd, GeneratedStream};
 use crate::metrics::ChunkOutcome;
 use crate::orders::Fate;
@@ -42,19 +41,17 @@ impl Drop for RunningTask {
     }
 }
 
-/// A stream, and those who follow it.
+/// A stream that is read.
 struct StreamReader<'a> {
     stream: GeneratedStream,
     /// Whether no earlier stream of the chunk has told what it found in the cache, or had output. After one that has,
     /// the cache holds what that one left there.
     is_first: &'a mut bool,
-    drive: Option<&'a mut ChunkDrive>,
     phase: FormPhase,
 }
 
 /// The call that follows a stream which was given up.
 enum NextCall {
-    Verify(Box<VerifyCall>),
     /// The reasoning is over, and the form begins.
     WithForm,
     /// The model does not reason, so the output begins with its form.
@@ -111,17 +108,13 @@ impl StreamContext {
         }
     }
 
-    /// Alternates between streams and verify calls until the chunk ends. Without drive mode there is one stream, or
-    /// two with reasoning before a form.
+    /// Reads streams until the chunk ends: one, or two with reasoning before a form. A stream that the engine gave up
+    /// for an order is opened again.
     async fn decode_chunk(
         &self,
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
     ) -> ChunkEnding {
-        let mut drive = self.drive.as_ref().map(|shared| {
-            let running = &chunk.running;
-            ChunkDrive::new(shared.clone(), running.namespace, &running.request)
-        });
         let mut held = HeldNotices::default();
         if let Err(ending) = self.pass_gate(chunk, interrupts, &mut held).await {
             return ending;
@@ -130,45 +123,35 @@ impl StreamContext {
         let mut timeout =
             TokenTimeout::new(first_token_ms_max, chunk.deadline(), held, self.moment());
         let (mut is_first, mut reasons) = (true, true);
-        let ending = loop {
+        loop {
             let running = &chunk.running;
             let form = running.request.sampling.form.as_deref();
             let phase = FormPhase::after(form, running.output(), reasons);
             let stream = match self.open(chunk, interrupts, &mut timeout, phase).await {
                 Ok(stream) => stream,
-                Err(ending) => break ending,
+                Err(ending) => return ending,
             };
             let reader = StreamReader {
                 stream,
                 is_first: &mut is_first,
-                drive: drive.as_mut(),
                 phase,
             };
             let read = self.read_stream(chunk, interrupts, reader, &mut timeout);
             let next = match read.await {
                 Ok(next) => next,
-                Err(ending) => break ending,
+                Err(ending) => return ending,
             };
             reasons &= !matches!(next, NextCall::WithoutReasoning);
-            if let (Some(drive), NextCall::Verify(call)) = (&mut drive, next)
-                && let Err(ending) = self.make_verify_calls(chunk, interrupts, drive, call).await
-            {
-                break ending;
-            }
             let passed = self.pass_gate(chunk, interrupts, &mut timeout.held);
             if let Err(ending) = passed.await {
-                break ending;
+                return ending;
             }
             // The next stream waits in the engine's queue and reads its text like the first one.
             timeout.restart(first_token_ms_max, self.moment());
-        };
-        if let Some(drive) = &mut drive {
-            drive.end(Instant::now());
         }
-        ending
     }
 
-    /// Relays a stream until another call should be made instead.
+    /// Relays a stream until another one should be opened instead.
     ///
     /// # Errors
     /// The chunk ends.
@@ -182,40 +165,29 @@ impl StreamContext {
         let StreamReader {
             mut stream,
             is_first,
-            mut drive,
             mut phase,
         } = reader;
         let failed = |error| self.engine_failed(error);
         let tells_cached = *is_first;
-        if let Some(drive) = &mut drive {
-            drive.stream_opened(timeout.has_output, Instant::now());
-        }
         let mut clock = StreamClock::new(&self.active_streams);
-        // A piece that was read while looking for more of them.
-        let mut peeked = None;
         // The version of the weights that the engine has told.
         let mut told_version = None;
         loop {
-            let piece = match peeked.take() {
-                Some(piece) => piece,
-                None => {
-                    poll_fn(|context| {
-                        loop {
-                            if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
-                                return Poll::Ready(Ok(piece));
-                            }
-                            if let Poll::Ready(ending) = interrupts.poll(context) {
-                                return Poll::Ready(Err(ending));
-                            }
-                            ready!(timeout.due.poll_due(context));
-                            if let Err(ending) = self.check_time(chunk, timeout) {
-                                return Poll::Ready(Err(ending));
-                            }
-                        }
-                    })
-                    .await?
+            let piece = poll_fn(|context| {
+                loop {
+                    if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
+                        return Poll::Ready(Ok(piece));
+                    }
+                    if let Poll::Ready(ending) = interrupts.poll(context) {
+                        return Poll::Ready(Err(ending));
+                    }
+                    ready!(timeout.due.poll_due(context));
+                    if let Err(ending) = self.check_time(chunk, timeout) {
+                        return Poll::Ready(Err(ending));
+                    }
                 }
-            };
+            })
+            .await?;
             let piece = piece.unwrap_or_else(|| {
                 let message = "the engine ended its response without an end event";
                 Err(ApiError::new(ErrorKind::Upstream, message))
@@ -257,9 +229,6 @@ impl StreamContext {
                         .running
                         .absorb_generated(tokens, logprobs, version, now);
                     let absorbed = absorbed.map_err(failed)?;
-                    if let Some(drive) = &mut drive {
-                        drive.stream_sent(&absorbed.message.tokens, now);
-                    }
                     if let Some(end) = self.relay(chunk, interrupts, absorbed).await? {
                         read_last_event(stream);
                         return Err(ChunkEnding::Ended(end));
@@ -270,22 +239,8 @@ impl StreamContext {
                     }
                     // The time that the reader took does not count as the engine's.
                     timeout.restart(self.config().idle_ms_max, self.moment());
-                    let Some(drive) = &mut drive else {
-                        continue;
-                    };
-                    // Tokens that have arrived already are not given up.
-                    peeked = stream.next().now_or_never();
-                    if peeked.is_none()
-                        && let Some(call) = drive.next_call(&chunk.running, true)
-                    {
-                        return Ok(NextCall::Verify(call));
-                    }
-                    drive.waits_for_stream(Instant::now());
                 }
                 Generated::End(end) => {
-                    if let (GeneratedEnd::Stop, Some(drive)) = (end, &mut drive) {
-                        drive.stream_ended();
-                    }
                     read_last_event(stream);
                     let is_held = chunk.fate(&self.shared.orders.gate()) == Fate::Held;
                     if matches!(end, GeneratedEnd::Aborted) && is_held {

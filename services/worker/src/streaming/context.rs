@@ -16,7 +16,6 @@ use super::running_chunks::RunningChunks;
 use super::step_gaps::StepGaps;
 use crate::chunk::ActiveChunk;
 use crate::config::EngineConfig;
-use crate::drive::SharedDrive;
 use crate::engine::{AttachedDocument, CircuitBreaker, GenerateRequest, StreamingEngine};
 use crate::metrics::RejectionLimit;
 use crate::shared::Shared;
@@ -31,16 +30,10 @@ pub(crate) struct StreamContext {
     pub(super) active_streams: Arc<AtomicU32>,
     /// The chunks that run.
     pub(super) chunks: RunningChunks,
-    /// Drive mode, where the engine is driven.
-    pub(super) drive: Option<SharedDrive>,
 }
 
 impl StreamContext {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        engine: Arc<dyn StreamingEngine>,
-        drive: Option<SharedDrive>,
-    ) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, engine: Arc<dyn StreamingEngine>) -> Self {
         let config = &shared.config.engine;
         let breaker = CircuitBreaker::new(
             config.breaker_failures_max,
@@ -54,7 +47,6 @@ impl StreamContext {
             step_gaps: Mutex::default(),
             active_streams: Arc::default(),
             chunks: RunningChunks::default(),
-            drive,
         }
     }
 

@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex};
 
 use futures_util::StreamExt;
-use refrain_protocol::engine::{Draft, Sampling};
+use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use refrain_worker::{
-    DriveMode, EngineConfig, EngineKind, ExpectedModel, GenerateRequest, Generated, GeneratedEnd,
-    StreamingEngine, VerifyAbilities, VerifyMethod, VerifyRequest, WorkerEngine,
-    connect_third_party,
+    EngineConfig, EngineKind, ExpectedModel, GenerateRequest, Generated, GeneratedEnd,
+    StreamingEngine, WorkerEngine, connect_third_party,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -88,24 +87,8 @@ impl Canned {
         &self,
         kind: EngineKind,
     ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
-        let engine = self.connect_as(kind, DriveMode::Off).await?;
-        assert_eq!(engine.verify_abilities(), VerifyAbilities::default());
-        Ok(engine)
-    }
-
-    /// The engine as a judge of drafts.
-    async fn connect_driven(&self, kind: EngineKind) -> Result<Arc<dyn StreamingEngine>, ApiError> {
-        self.connect_as(kind, DriveMode::Auto).await
-    }
-
-    async fn connect_as(
-        &self,
-        kind: EngineKind,
-        drive: DriveMode,
-    ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
         let config = EngineConfig {
             kind,
-            drive,
             api_key: Some("engine-key".into()),
             call_ms_max: 2_000,
             ..EngineConfig::default()
@@ -464,76 +447,4 @@ pub(crate) async fn vllm(responses: &[(&'static str, Response)]) -> Canned {
         ("/detokenize", json("{\"prompt\":\"hellhellhello\"}")),
     ];
     Canned::start(&[&usual, responses].concat()).await
-}
-
-#[tokio::test]
-async fn abilities_are_probed_by_verify_calls() {
-    let generate = "/inference/v1/generate";
-    let completions = "/v1/completions";
-    let scored = |details: &str| {
-        json(&format!(
-            "{{\"choices\":[{{\"token_ids\":[7]}}],\"prompt_logprobs\":[null,{{\"5\":{{\"logprob\":-1.0}}}},{{\"6\":{{\"logprob\":-0.1}}}}],\
-             \"usage\":{{\"prompt_tokens_details\":{details}}}}}"
-        ))
-    };
-    let chained = scored("{\"cached_tokens\":0}");
-    let two = "{\"choices\":[{\"index\":1,\"token_ids\":[8]},{\"index\":0,\"token_ids\":[7]}]}";
-    let one = "{\"choices\":[{\"index\":0,\"token_ids\":[7]}]}";
-    let off = Response(403, "application/json", "{}".into(), false);
-    let cases = [
-        (chained.clone(), json(two), true, true),
-        // The route is turned off; the server does not report its cache hits; the response lacks a prompt.
-        (off.clone(), json(two), false, true),
-        (scored("null"), json(two), false, true),
-        (chained, json(one), true, false),
-        (off, json("{}"), false, false),
-    ];
-    for (at, (scores, drawn, chain, fan_out)) in cases.into_iter().enumerate() {
-        let server = vllm(&[(generate, scores), (completions, drawn)]).await;
-        let engine = server.connect_driven(EngineKind::Vllm).await.unwrap();
-        let expected = VerifyAbilities { chain, fan_out };
-        assert_eq!(engine.verify_abilities(), expected, "case {at}");
-        // An engine that is not driven receives no verify calls.
-        let asked = server.received(generate).len() + server.received(completions).len();
-        server.connect(EngineKind::Vllm).await.unwrap();
-        let now = server.received(generate).len() + server.received(completions).len();
-        assert_eq!((asked, now), (2, 2));
-    }
-    // A busy engine shows nothing about its abilities, so connecting fails and is repeated.
-    let busy = Response(429, "application/json", "{}".into(), false);
-    let server = vllm(&[(generate, busy), (completions, json(two))]).await;
-    let error = server.connect_driven(EngineKind::Vllm).await;
-    assert_eq!(error.err().unwrap().kind, ErrorKind::Overloaded);
-}
-
-#[tokio::test]
-async fn dropping_a_verify_call_closes_its_connection() {
-    let list = "[{\"index\":0,\"tokens\":[100]},{\"index\":1,\"tokens\":[101]}]";
-    let server = Canned::start(&llama()).await;
-    server.set("/completion", json(list));
-    let engine = server.connect_driven(EngineKind::LlamaCpp).await.unwrap();
-    let draft = || VerifyRequest {
-        text: request(),
-        draft: Draft {
-            tokens: vec![100],
-            parents: vec![None],
-        },
-        method: VerifyMethod::FanOut,
-    };
-    let verdict = engine.verify(draft()).await.unwrap();
-    assert_eq!(verdict.next_tokens, [Some(100), Some(101)]);
-    let asked = server.received("/completion");
-    assert!(asked[asked.len() - 1].contains("\"prompt\":[[5,6],[5,6,100]]"));
-    let Response(status, kind, ..) = json("");
-    server.set("/completion", Response(status, kind, "[".into(), true));
-    let call = tokio::spawn(async move { engine.verify(draft()).await });
-    crate::bench::eventually("the call is received", || {
-        server.received("/completion").len() > asked.len()
-    })
-    .await;
-    call.abort();
-    crate::bench::eventually("the connection is closed", || {
-        *server.closed.lock().unwrap() == 1
-    })
-    .await;
 }

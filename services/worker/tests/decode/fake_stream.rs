@@ -12,9 +12,8 @@ use refrain_protocol::document::FinishReason;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
-    DraftVerdict, FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
-    RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities,
-    VerifyMethod, VerifyRequest, WorkerConfig, WorkerEngine,
+    FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, RestoredWeights,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, WorkerConfig, WorkerEngine,
 };
 
 use tokio::sync::watch;
@@ -25,7 +24,6 @@ use crate::fakes::{STOP, Target};
 /// A streaming engine whose behaviour tests can script.
 pub(crate) struct FakeStream {
     pub(crate) capabilities: StreamingCapabilities,
-    pub(crate) abilities: VerifyAbilities,
     pub(crate) target: Target,
     /// Number of tokens in one piece.
     pub(crate) piece: usize,
@@ -49,14 +47,6 @@ pub(crate) struct FakeStream {
     /// It tells what it found in its cache right before the last piece, as vLLM does.
     pub(crate) tells_cached_late: bool,
     pub(crate) asked: Mutex<VecDeque<GenerateRequest>>,
-    /// The received verify calls.
-    pub(crate) judged: Mutex<Vec<VerifyRequest>>,
-    /// Duration of a verify call.
-    pub(crate) judging: Duration,
-    /// Number of verify calls to come that are refused, with the kind of error of `refusal`.
-    pub(crate) call_refusals: AtomicU32,
-    /// Number of chains to come whose first position is left open.
-    pub(crate) blind_chains: AtomicU32,
     pub(crate) at_work: Arc<AtomicU64>,
     pub(crate) orders: Arc<StreamOrders>,
 }
@@ -105,7 +95,6 @@ impl FakeStream {
                 bad_words: false,
                 forms: FormAbilities::default(),
             },
-            abilities: VerifyAbilities::default(),
             target,
             piece: 1,
             pause: Duration::ZERO,
@@ -120,10 +109,6 @@ impl FakeStream {
             hides_stop: false,
             tells_cached_late: false,
             asked: Mutex::default(),
-            judged: Mutex::default(),
-            judging: Duration::ZERO,
-            call_refusals: AtomicU32::new(0),
-            blind_chains: AtomicU32::new(0),
             at_work: Arc::default(),
             orders: Arc::default(),
         }
@@ -232,49 +217,6 @@ impl StreamingEngine for FakeStream {
             }
         });
         Ok(stream.boxed())
-    }
-
-    fn verify_abilities(&self) -> VerifyAbilities {
-        self.abilities
-    }
-
-    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError> {
-        assert!(match request.method {
-            VerifyMethod::Chain => self.abilities.chain,
-            VerifyMethod::FanOut => self.abilities.fan_out,
-        });
-        request.draft.validate().unwrap();
-        assert!(!request.draft.tokens.is_empty());
-        self.judged.lock().unwrap().push(request.clone());
-        self.at_work.fetch_add(1, Ordering::SeqCst);
-        let _at_work = AtWork(self.at_work.clone());
-        tokio::time::sleep(self.judging).await;
-        if take(&self.call_refusals) {
-            let kind = *self.refusal.lock().unwrap();
-            return Err(ApiError::new(kind, "planned refusal"));
-        }
-        let mut texts = vec![request.text.tokens.clone()];
-        for (token, parent) in request.draft.tokens.iter().zip(&request.draft.parents) {
-            let mut text = texts[parent.map_or(0, |parent| parent as usize + 1)].clone();
-            text.push(*token);
-            texts.push(text);
-        }
-        let mut drawn: Vec<Option<TokenId>> =
-            texts.iter().map(|text| Some((self.target)(text))).collect();
-        // An end that the request does not know is left open, but the scores of a chain show the token.
-        let stop_ids = &request.text.sampling.stop_token_ids;
-        let ends = |drawn: &Option<TokenId>| *drawn == Some(STOP) && !stop_ids.contains(&STOP);
-        let (chained, answered) = match request.method {
-            VerifyMethod::Chain => (drawn.len() - 1, &mut drawn[..]),
-            VerifyMethod::FanOut => (0, &mut drawn[..]),
-        };
-        for open in answered[chained..].iter_mut().filter(|drawn| ends(drawn)) {
-            *open = None;
-        }
-        if request.method == VerifyMethod::Chain && take(&self.blind_chains) {
-            drawn[0] = None;
-        }
-        Ok(DraftVerdict { next_tokens: drawn })
     }
 
     fn check_order(&self, _: &EngineOrder) -> Result<(), ApiError> {

@@ -11,7 +11,6 @@ mod adoption;
 mod attached;
 mod bench;
 mod drain;
-mod drive;
 mod external;
 mod external_orders;
 mod fake_stream;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::trials::{Mode, Phase, Sample, TrialParams, Trials, batch_bucket};
-use super::{Route, RouteReason, Step};
+use super::{Route, Step};
 
 /// The drafts that a guard holds back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,85 +31,14 @@ pub struct Verdict {
     pub gain: Option<f64>,
 }
 
-/// Trials of something that saves steps against doing without it, which starts in use and goes out of use where its
-/// gain is below a limit.
-#[derive(Clone, Debug)]
-struct Gate {
-    trials: Trials,
-    /// By the largest batch that is measured together: whether it was in use at the last verdict.
-    was_in_use: HashMap<u32, bool>,
-}
-
-impl Gate {
-    /// With more `patience`, trials are longer and come later.
-    fn new(gain_min: f64, patience: u32) -> Self {
-        let usual = TrialParams::default();
-        let params = TrialParams {
-            gain_leave: gain_min,
-            gain_enter: gain_min,
-            trial_steps: patience * usual.trial_steps,
-            backoff_steps: patience * usual.backoff_steps,
-            ..usual
-        };
-        Gate {
-            trials: Trials::new(Mode::With, params),
-            was_in_use: HashMap::new(),
-        }
-    }
-
-    fn observe(&mut self, sample: Sample) -> Verdict {
-        self.trials.observe(sample);
-        let in_use = self.trials.phase(sample.batch).in_use;
-        let batch = batch_bucket(sample.batch);
-        let was_in_use = self.was_in_use.insert(batch, in_use).unwrap_or(true);
-        Verdict {
-            batch,
-            in_use,
-            changed: in_use != was_in_use,
-            gain: self.trials.gain(sample.batch),
-        }
-    }
-}
-
-/// The guard of drive mode, over calls that verify a draft while the engine generates by itself.
-#[derive(Clone, Debug)]
-pub struct CallGuard(Gate);
-
-impl CallGuard {
-    /// A guard that holds calls back below `gain_min`, tokens per second with calls over those without.
-    pub fn new(gain_min: f64) -> Self {
-        CallGuard(Gate::new(gain_min, 1))
-    }
-
-    /// Why no call is made that should pay, while `batch` requests run; `None` if it is made.
-    pub fn holds_back(&self, batch: u32) -> Option<RouteReason> {
-        let phase = self.0.trials.phase(batch);
-        match phase.mode() {
-            Mode::With => None,
-            Mode::Without if phase.on_trial => Some(RouteReason::Pause),
-            Mode::Without => Some(RouteReason::SuffixNotPaying),
-        }
-    }
-
-    /// Takes a stretch of `seconds` into account in which `batch` requests emitted `tokens`, and in which a call was
-    /// made or held back. Returns the present verdict.
-    pub fn observe(&mut self, batch: u32, called: bool, tokens: u32, seconds: f64) -> Verdict {
-        self.0.observe(Sample {
-            batch,
-            mode: Some(if called { Mode::With } else { Mode::Without }),
-            tokens,
-            seconds,
-            draft_seconds: 0.0,
-            read_tokens: 0,
-        })
-    }
-}
-
-/// A guard over the drafts of `auto` requests.
+/// A guard over the drafts of `auto` requests. They start in use, and go out of use where their gain is below a
+/// limit.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
-    gate: Gate,
+    trials: Trials,
     guarded: Guarded,
+    /// By the largest batch that is measured together: whether drafts were in use at the last verdict.
+    was_in_use: HashMap<u32, bool>,
     /// By the largest batch that is measured together.
     head_in_use: HashMap<u32, bool>,
 }
@@ -118,14 +47,23 @@ impl Guard {
     /// A guard that holds drafts back below `gain_min`, tokens per second with drafts over those without.
     pub(super) fn new(gain_min: f64, guarded: Guarded) -> Self {
         // The goodput policy leaves out by itself what does not pay, so a verdict against all of it has time to be
-        // sure.
+        // sure: its trials are longer and come later.
         let patience = match guarded {
             Guarded::SuffixDrafts => 1,
             Guarded::AllDrafts => 3,
         };
+        let usual = TrialParams::default();
+        let params = TrialParams {
+            gain_leave: gain_min,
+            gain_enter: gain_min,
+            trial_steps: patience * usual.trial_steps,
+            backoff_steps: patience * usual.backoff_steps,
+            ..usual
+        };
         Guard {
-            gate: Gate::new(gain_min, patience),
+            trials: Trials::new(Mode::With, params),
             guarded,
+            was_in_use: HashMap::new(),
             head_in_use: HashMap::new(),
         }
     }
@@ -133,7 +71,7 @@ impl Guard {
     /// Whether a step that decodes for `batch` requests verifies no guarded drafts. The guard starts no trial unless
     /// it `may_try`.
     pub(super) fn withholds(&self, batch: u32, may_try: bool) -> bool {
-        match self.gate.trials.phase(batch) {
+        match self.trials.phase(batch) {
             phase if may_try => phase.mode() == Mode::Without,
             phase => !phase.in_use,
         }
@@ -141,7 +79,7 @@ impl Guard {
 
     /// Whether drafts, or doing without them, are on trial at this batch size.
     pub(super) fn is_on_trial(&self, batch: u32) -> bool {
-        self.gate.trials.phase(batch).on_trial
+        self.trials.phase(batch).on_trial
     }
 
     /// Takes a step into account. Returns the present verdict, if the step was evidence.
@@ -155,10 +93,11 @@ impl Guard {
             Guarded::SuffixDrafts => head,
             Guarded::AllDrafts => Phase::default(),
         };
-        let known = self.head_in_use.insert(batch_bucket(batch), head.in_use);
+        let bucket = batch_bucket(batch);
+        let known = self.head_in_use.insert(bucket, head.in_use);
         if known.is_some_and(|known| known != head.in_use) {
             // Doing without suffix drafts means something else from now on.
-            self.gate.trials.forget(batch);
+            self.trials.forget(batch);
         }
         if head.on_trial || !self.concerns(step) {
             return None;
@@ -167,14 +106,22 @@ impl Guard {
             true => Mode::Without,
             false => Mode::With,
         };
-        Some(self.gate.observe(Sample {
+        self.trials.observe(Sample {
             batch,
             mode: step.is_clean().then_some(mode),
             tokens: step.emitted(),
             seconds: step.seconds + step.compose_seconds,
             draft_seconds: 0.0,
             read_tokens: 0,
-        }))
+        });
+        let in_use = self.trials.phase(batch).in_use;
+        let was_in_use = self.was_in_use.insert(bucket, in_use).unwrap_or(true);
+        Some(Verdict {
+            batch: bucket,
+            in_use,
+            changed: in_use != was_in_use,
+            gain: self.trials.gain(batch),
+        })
     }
 
     /// Whether guarded drafts were verified, or might have been had they not been held back. Steps without any are

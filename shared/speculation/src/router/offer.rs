@@ -154,23 +154,6 @@ impl Offer {
             .map_or(0, |candidate| candidate.tree.len() as u32)
     }
 
-    /// An offer that no router made: the whole candidate is verified. Nothing is learnt from it.
-    pub fn of_candidate(candidate: Candidate) -> Self {
-        Offer {
-            decision: Decision {
-                route: Route::Suffix,
-                reason: RouteReason::Asked,
-            },
-            draft: OfferedDraft::Suffix(SuffixDraft::Part(candidate)),
-            expected: None,
-            expected_of_head: None,
-            predictability: 0.0,
-            found: None,
-            context_tokens: 0,
-            unread_tokens: 0,
-        }
-    }
-
     /// Tokens of the candidate that a budget admitted and that it left out. None count as left out where the head
     /// drafts instead, or where no budget decided.
     pub fn budgeted_tokens(&self) -> (u32, u32) {

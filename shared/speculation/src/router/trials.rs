@@ -2,8 +2,7 @@
 //!
 //! A draft head earns its keep on one machine and loses on another, wins at a batch of one and loses at sixteen, and
 //! nobody can say so in advance. So both ways are measured. The way in use is measured all the time; the other one is
-//! *tried* for a few steps now and then. The score policy asks this of the head, the guard asks it of all drafts, and
-//! drive mode of its calls.
+//! *tried* for a few steps now and then. The score policy asks this of the head, and the guard asks it of all drafts.
 //!
 //! **The cost of a trial.** A trial of the slower way loses time, and the loss is known when it ends. The next one
 //! waits until the way in use has run for `1 / trial_cost_share_max` times as long ([`Schedule`]). Trials can thus

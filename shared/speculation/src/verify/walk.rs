@@ -41,13 +41,6 @@ pub fn walk(
     walk
 }
 
-/// The same walk for a target that has drawn at all nodes at once. `drawn` holds its tokens under the root, then
-/// under each node, in their order. `None`, or an end of the list, is a draw that is not known.
-pub fn walk_drawn(tree: &DraftTree, drawn: &[Option<Token>]) -> Walk {
-    let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
-    walk(tree, |at, _| drawn.get(place(at)).copied().flatten())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,6 +51,13 @@ mod tests {
     fn tree() -> DraftTree {
         let nodes = [(5, None), (6, None), (7, Some(0)), (8, Some(0))];
         drafted_once(Scope::Tenant, 4, &nodes).tree
+    }
+
+    /// The walk of a target that has drawn under the root, then under each node. `None`, or an end of the list, is a
+    /// draw that is not known.
+    fn walk_drawn(drawn: &[Option<Token>]) -> Walk {
+        let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
+        walk(&tree(), |at, _| drawn.get(place(at)).copied().flatten())
     }
 
     #[test]
@@ -78,17 +78,24 @@ mod tests {
             (&[], &[], &[]),
         ];
         for (drawn, accepted, emitted) in cases {
-            let walk = walk_drawn(&tree(), drawn);
+            let walk = walk_drawn(drawn);
             assert_eq!((&*walk.accepted, &*walk.emitted), (accepted, emitted));
         }
     }
 
     #[test]
-    fn both_walks_are_one() {
-        let tree = tree();
-        // The target's token depends on the whole path.
-        let target = |_, path: &[Token]| Some([5, 7, 1][path.len().min(2)]);
-        let drawn = [Some(5), Some(7), Some(1), Some(1), Some(1)];
-        assert_eq!(walk(&tree, target), walk_drawn(&tree, &drawn));
+    fn a_target_is_told_the_path_to_the_node() {
+        let mut told = Vec::new();
+        let target = |node, path: &[Token]| {
+            told.push((node, path.to_vec()));
+            Some([5, 7, 1][path.len().min(2)])
+        };
+        let walked = walk(&tree(), target);
+        assert_eq!(
+            (&*walked.accepted, &*walked.emitted),
+            (&[0, 2][..], &[5, 7, 1][..])
+        );
+        let expected = [(None, vec![]), (Some(0), vec![5]), (Some(2), vec![5, 7])];
+        assert_eq!(told, expected);
     }
 }

@@ -15,7 +15,6 @@ use super::{Decoder, end_of, error_event, pass_on};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::streaming::LOGPROB_MIN;
-use crate::engine::verify::{DraftVerdict, SingleToken, VerifyRequest};
 
 /// The penalties. Neutral ones are sent as well, since a server may have been started with other defaults.
 pub(super) fn penalties(sampling: &Sampling) -> [(&'static str, f32); 3] {
@@ -71,36 +70,6 @@ pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     body
 }
 
-/// The body of a fan-out: the fields of [`extended_body`], with several prompts.
-pub(super) fn fan_out_body(model: &str, request: &VerifyRequest) -> Map<String, Value> {
-    let mut body = extended_body(model, &request.text);
-    body.remove("stream_options");
-    // One seed for all prompts would draw the same noise at each node.
-    body.remove("seed");
-    let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
-    set("stream", json!(false));
-    set("max_tokens", json!(1));
-    set("prompt", json!(request.prompts()));
-    body
-}
-
-/// Reads the response to a fan-out.
-pub(super) fn fan_out_verdict(
-    request: &VerifyRequest,
-    response: &[u8],
-) -> Result<DraftVerdict, ApiError> {
-    let choices = CompletionEvent::parse(response)?.choices()?;
-    let responses = choices.into_iter().map(|choice| {
-        let token = choice.token_ids.as_deref().and_then(<[_]>::first).copied();
-        let response = SingleToken {
-            token: token.or(choice.stop_id()),
-            is_end: choice.finish_reason.as_deref() == Some("stop"),
-        };
-        (choice.index, response)
-    });
-    DraftVerdict::from_fan_out(request, responses)
-}
-
 /// The biases, keyed by token id as text.
 pub(super) fn logit_bias(sampling: &Sampling) -> Value {
     sampling
@@ -111,7 +80,7 @@ pub(super) fn logit_bias(sampling: &Sampling) -> Value {
         .into()
 }
 
-/// An event of the stream, or a whole response.
+/// An event of the stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct CompletionEvent<'a> {
     #[serde(borrow)]
@@ -125,8 +94,6 @@ pub(super) struct CompletionEvent<'a> {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct CompletionChoice<'a> {
-    #[serde(default)]
-    index: usize,
     #[serde(borrow, default)]
     pub(super) text: Cow<'a, str>,
     #[serde(default)]
@@ -149,7 +116,7 @@ struct Logprobs {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Usage {
+struct Usage {
     #[serde(default)]
     prompt_tokens_details: Option<UsageDetails>,
 }
@@ -162,7 +129,7 @@ struct UsageDetails {
 
 impl Usage {
     /// Tokens of the prompt that were found in the cache, if the engine reports them.
-    pub(super) fn cached_tokens(&self) -> Option<u32> {
+    fn cached_tokens(&self) -> Option<u32> {
         self.prompt_tokens_details.as_ref()?.cached_tokens
     }
 }
@@ -187,15 +154,11 @@ impl<'a> CompletionEvent<'a> {
         }
     }
 
-    /// All choices of the event.
-    fn choices(self) -> Result<Vec<CompletionChoice<'a>>, ApiError> {
-        self.choices
-            .ok_or_else(|| unexpected_response("no choices"))
-    }
-
     /// The choice of a request for a single one; the last event has none.
     pub(super) fn choice(self) -> Result<Option<CompletionChoice<'a>>, ApiError> {
-        Ok(self.choices()?.into_iter().next())
+        let choices = self.choices;
+        let choices = choices.ok_or_else(|| unexpected_response("no choices"))?;
+        Ok(choices.into_iter().next())
     }
 }
 

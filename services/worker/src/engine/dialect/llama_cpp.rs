@@ -7,8 +7,6 @@
 mod partial;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod verify_tests;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -23,14 +21,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::partial::Fragments;
-use super::{Decoder, Dialect, VerifyCall, error_event, no_words};
+use super::{Decoder, Dialect, error_event, no_words};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, checked_schema, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
-use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest};
 
 /// Maximum number of tokens of one character, one byte each. A call for fewer tokens may end inside a character, and
 /// then returns nothing at all. The worker drops surplus tokens.
@@ -152,23 +149,6 @@ impl Dialect for LlamaCpp {
         // The context length of one slot, since a request has no more than that.
         Some(("/props", "/default_generation_settings/n_ctx"))
     }
-
-    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
-        if request.method != VerifyMethod::FanOut {
-            return None;
-        }
-        let mut body = self.body(&request.text).ok()?;
-        body["prompt"] = json!(request.prompts());
-        body["n_predict"] = json!(1);
-        body["response_fields"] = json!(["index", "tokens", "stop_type"]);
-        for of_streams in ["stream", "return_progress"] {
-            body[of_streams] = json!(false);
-        }
-        // One seed for all prompts would draw the same noise at each node. This seed makes the server draw another
-        // one for each prompt.
-        body["seed"] = json!(u32::MAX);
-        Some((self.path(), body, fan_out_verdict))
-    }
 }
 
 /// A form, as one of the fields of the body.
@@ -182,28 +162,6 @@ fn constraint(form: &TextForm) -> Result<(&'static str, Value), ApiError> {
             return Err(no_words("GBNF"));
         }
     })
-}
-
-/// The response to one of several prompts.
-#[derive(Debug, Deserialize)]
-struct PromptResponse {
-    index: usize,
-    #[serde(default)]
-    tokens: Vec<TokenId>,
-    #[serde(default)]
-    stop_type: Option<String>,
-}
-
-fn fan_out_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
-    let responses: Vec<PromptResponse> = parse(response)?;
-    let tokens = responses.iter().map(|response| {
-        let token = SingleToken {
-            token: response.tokens.first().copied(),
-            is_end: response.stop_type.as_deref() == Some("eos"),
-        };
-        (response.index, token)
-    });
-    DraftVerdict::from_fan_out(request, tokens)
 }
 
 /// An event of `/completion`.

@@ -4,8 +4,6 @@
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod verify_tests;
 
 use std::collections::VecDeque;
 
@@ -16,14 +14,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::completions::{logit_bias, penalties};
-use super::{Decoder, Dialect, VerifyCall, end_of, error_event, no_words, pass_on, tag_of};
+use super::{Decoder, Dialect, end_of, error_event, no_words, pass_on, tag_of};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::{CapacitySeries, LoadSeries};
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
-use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
 /// An SGLang server.
 pub(crate) struct SgLang;
@@ -172,37 +169,6 @@ impl Dialect for SgLang {
             prefill: None,
         })
     }
-
-    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
-        let mut body = self.body(&request.text).ok()?;
-        let parameters = body["sampling_params"].as_object_mut()?;
-        parameters.insert("max_new_tokens".to_owned(), json!(1));
-        // One seed for all prompts would draw the same noise at each node.
-        parameters.remove("sampling_seed");
-        body["stream"] = json!(false);
-        match request.method {
-            VerifyMethod::Chain => {
-                body["input_ids"] = json!(request.chained_prompt());
-                body["return_logprob"] = json!(true);
-                // SGLang uses its cache up to this position only, so that every position of the draft is scored.
-                body["logprob_start_len"] = json!(request.text.tokens.len() - 1);
-                // The two best, to tell a tie from a certain best.
-                body["top_logprobs_num"] = json!(2);
-                Some((self.path(), body, chain_verdict))
-            }
-            VerifyMethod::FanOut => {
-                let prompts = request.prompts();
-                // Each prompt has a name of its own. An abort by their common prefix hits them all.
-                let name = request.text.name();
-                let names: Vec<String> = (0..prompts.len())
-                    .map(|at| format!("{name}-{at}"))
-                    .collect();
-                body["rid"] = json!(names);
-                body["input_ids"] = json!(prompts);
-                Some((self.path(), body, fan_out_verdict))
-            }
-        }
-    }
 }
 
 /// A form, as one of the sampling parameters. They are all text.
@@ -218,27 +184,7 @@ fn constraint(form: &TextForm) -> Result<(&'static str, String), ApiError> {
     })
 }
 
-fn chain_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
-    let response: SgLangEvent = parse(response)?;
-    let last = response.last_token();
-    let meta = response
-        .meta_info
-        .ok_or_else(|| unexpected_response("no meta_info"))?;
-    let rows = meta.input_top_logprobs.unwrap_or_default();
-    let best = rows.iter().map(|row| {
-        let row = row.as_ref()?.iter();
-        certain_best(row.map(|(logprob, id, _)| (*id, logprob.unwrap_or(f32::NAN))))
-    });
-    Ok(DraftVerdict::from_chain(request, best, last))
-}
-
-fn fan_out_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
-    let responses: Vec<SgLangEvent> = parse(response)?;
-    let tokens = responses.iter().map(SgLangEvent::last_token);
-    DraftVerdict::from_fan_out(request, tokens.enumerate())
-}
-
-/// An event of `/generate`, or a whole response.
+/// An event of `/generate`.
 #[derive(Debug, Deserialize)]
 struct SgLangEvent {
     #[serde(default)]
@@ -263,9 +209,6 @@ struct SgLangMeta {
     /// The best tokens at each output position.
     #[serde(default)]
     output_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
-    /// The best tokens at each prompt position, from the requested start on.
-    #[serde(default)]
-    input_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
 }
 
 /// (logprob, id, text).
@@ -294,19 +237,6 @@ impl FinishReason {
     /// The stop id that ended the output.
     fn stop_id(&self) -> Option<TokenId> {
         TokenId::try_from(self.matched.as_u64()?).ok()
-    }
-}
-
-impl SgLangEvent {
-    /// The response to a prompt that asked for a single token.
-    fn last_token(&self) -> SingleToken {
-        let meta = self.meta_info.as_ref();
-        let end = meta.and_then(|meta| meta.finish_reason.as_ref());
-        let stop_id = end.and_then(FinishReason::stop_id);
-        SingleToken {
-            token: self.output_ids.last().copied().or(stop_id),
-            is_end: end.is_some_and(|reason| reason.kind == "stop"),
-        }
     }
 }
 

@@ -2,22 +2,18 @@
 //!
 //! This follows its published schemas, which forbid unknown fields. It was never tested against a real server.
 
-#[cfg(test)]
-mod verify_tests;
-
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::TextForm;
 use refrain_protocol::engine_order::EngineOrder;
 use serde_json::{Map, Value, json};
 
-use super::completions::{CompletionsDecoder, extended_body, fan_out_body, fan_out_verdict};
-use super::{Decoder, Dialect, VerifyCall, no_words, tag_of};
+use super::completions::{CompletionsDecoder, extended_body};
+use super::{Decoder, Dialect, no_words, tag_of};
 use crate::engine::forms::{FormAbilities, checked_schema, choice_as_ebnf};
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::LoadSeries;
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::StreamingCapabilities;
-use crate::engine::verify::{VerifyMethod, VerifyRequest};
 
 /// A TensorRT-LLM server.
 pub(crate) struct TensorRtLlm {
@@ -74,14 +70,6 @@ impl Dialect for TensorRtLlm {
             kv_usage: Some("trtllm_kv_cache_utilization"),
             kv_capacity: None,
             prefill: None,
-        })
-    }
-
-    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
-        let is_supported = request.method == VerifyMethod::FanOut;
-        is_supported.then(|| {
-            let body = token_ids_only(fan_out_body(&self.model, request));
-            (self.path(), body, fan_out_verdict as _)
         })
     }
 }

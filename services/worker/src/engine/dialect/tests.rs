@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use refrain_protocol::engine::{
-    ArgumentsForm, CallForm, CallsForm, Draft, OutputForm, Sampling, TextForm,
+    ArgumentsForm, CallForm, CallsForm, OutputForm, Sampling, TextForm,
 };
 use refrain_protocol::{NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
@@ -13,7 +13,6 @@ use serde_json::json;
 use super::*;
 use crate::engine::call_body::CallBody;
 use crate::engine::sse::SseParser;
-use crate::engine::verify::VerifyMethod;
 
 /// The pieces of a recorded response, up to its first error.
 pub(super) fn decode_recorded(
@@ -33,16 +32,6 @@ pub(super) fn decode_recorded(
     Ok(pieces.into())
 }
 
-/// Reads a recorded response to a verify call.
-pub(super) fn recorded_verdict(
-    dialect: &dyn Dialect,
-    request: &VerifyRequest,
-    response: &[u8],
-) -> Result<DraftVerdict, ApiError> {
-    let (_, _, read) = dialect.verify_call(request).expect("a supported method");
-    read(request, response)
-}
-
 /// A request.
 pub(super) fn test_request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest {
     GenerateRequest {
@@ -55,23 +44,6 @@ pub(super) fn test_request(tokens: &[TokenId], sampling: Sampling) -> GenerateRe
         sampling,
         priority: None,
         attached: None,
-    }
-}
-
-/// A verify call: a draft after the text 1 2.
-pub(in crate::engine) fn test_verify_request(
-    method: VerifyMethod,
-    tokens: &[TokenId],
-    parents: &[Option<u32>],
-    sampling: Sampling,
-) -> VerifyRequest {
-    VerifyRequest {
-        text: test_request(&[1, 2], sampling),
-        draft: Draft {
-            tokens: tokens.to_vec(),
-            parents: parents.to_vec(),
-        },
-        method,
     }
 }
 

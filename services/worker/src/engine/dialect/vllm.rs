@@ -1,31 +1,23 @@
-//! vLLM, over `/v1/completions` with token ids. Chains are verified over `/inference/v1/generate`.
+//! vLLM, over `/v1/completions` with token ids.
 //!
-//! A server has the route for chains with `--enable-scale-out`, and must report what it found in its cache
-//! (`--enable-prompt-tokens-details`).
+//! A server must report what it found in its cache (`--enable-prompt-tokens-details`).
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod verify_tests;
-
-use std::collections::HashMap;
 
 use refrain_protocol::chunk::Priority;
 use refrain_protocol::engine::TextForm;
 use refrain_protocol::engine_order::{EngineOrder, PauseMode};
 use refrain_protocol::{ApiError, TokenId};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::completions::{CompletionsDecoder, Usage, extended_body, fan_out_body, fan_out_verdict};
-use super::{Decoder, Dialect, VerifyCall, tag_of};
-use crate::engine::client::{parse, unexpected_response};
+use super::completions::{CompletionsDecoder, extended_body};
+use super::{Decoder, Dialect, tag_of};
 use crate::engine::forms::FormAbilities;
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::StreamingCapabilities;
-use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
 /// The default of vLLM's `--max-logprobs`.
 const TOP_LOGPROBS_MAX: u32 = 20;
@@ -161,41 +153,6 @@ impl Dialect for Vllm {
         let body = json!({ "model": self.model, "tokens": tokens });
         Some(("/detokenize", body, "prompt"))
     }
-
-    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
-        let own = [
-            ("request_id", json!(request.text.name())),
-            ("cache_salt", json!(request.text.namespace.to_string())),
-        ];
-        let own = own.map(|(key, value)| (key.to_owned(), value));
-        let own = own.into_iter().chain(priority_field(&request.text));
-        match request.method {
-            VerifyMethod::FanOut => {
-                let mut body = fan_out_body(&self.model, request);
-                body.insert("return_token_ids".to_owned(), json!(true));
-                body.extend(own);
-                Some((self.path(), body.into(), fan_out_verdict))
-            }
-            VerifyMethod::Chain => {
-                let mut body = json!({
-                    "model": self.model,
-                    "token_ids": request.chained_prompt(),
-                    "sampling_params": {
-                        "temperature": 0,
-                        "max_tokens": 1,
-                        // The two best, to tell a tie from a certain best.
-                        "prompt_logprobs": 2,
-                        // Otherwise vLLM computes the whole text again.
-                        "skip_reading_prefix_cache": false,
-                        // With the detokenizer, some versions fail for good once a cached prompt is scored.
-                        "detokenize": false,
-                    },
-                });
-                body.as_object_mut()?.extend(own);
-                Some(("/inference/v1/generate", body, chain_verdict))
-            }
-        }
-    }
 }
 
 /// The call by which plain vLLM reads the weights of a directory.
@@ -230,59 +187,4 @@ fn priority_field(request: &GenerateRequest) -> Option<(String, Value)> {
         Priority::Low => 1,
     };
     Some(("priority".to_owned(), json!(rank)))
-}
-
-/// The response of `/inference/v1/generate`.
-#[derive(Debug, Deserialize)]
-struct ScoredPrompt {
-    choices: Vec<ScoredChoice>,
-    /// The best tokens at each position of the prompt. Some versions leave out the first positions.
-    #[serde(default)]
-    prompt_logprobs: Vec<Option<HashMap<TokenId, Score>>>,
-    #[serde(default)]
-    usage: Option<Usage>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ScoredChoice {
-    #[serde(default)]
-    token_ids: Vec<TokenId>,
-    #[serde(default)]
-    finish_reason: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Score {
-    logprob: f32,
-}
-
-/// Reads the greedy tokens at the positions of the draft.
-///
-/// The score of a position comes from the forward pass over the token before it. Tokens that were found in the cache
-/// have no such pass, and their rows hold leftovers. So a row counts only if the token before it was computed.
-fn chain_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
-    let response: ScoredPrompt = parse(response)?;
-    let text_len = request.text.tokens.len();
-    let len = text_len + request.draft.tokens.len();
-    let rows = response.prompt_logprobs;
-    let missing = len
-        .checked_sub(rows.len())
-        .ok_or_else(|| unexpected_response("more scores than positions of the prompt"))?;
-    let cached = response.usage.as_ref().and_then(Usage::cached_tokens);
-    let computed_from = cached.map(|cached| cached as usize + 1);
-    let best = rows.iter().enumerate().map(|(at, row)| {
-        let is_computed = computed_from.is_some_and(|from| at + missing >= from);
-        let row = row.as_ref().filter(|_| is_computed)?;
-        certain_best(row.iter().map(|(token, score)| (*token, score.logprob)))
-    });
-    let last = response.choices.first();
-    let last = last.map(|choice| SingleToken {
-        token: choice.token_ids.first().copied(),
-        is_end: choice.finish_reason.as_deref() == Some("stop"),
-    });
-    Ok(DraftVerdict::from_chain(
-        request,
-        best,
-        last.unwrap_or_default(),
-    ))
 }
