@@ -117,7 +117,7 @@ impl Judge {
         } = WorkerConfig::default();
         let namespaces_max = NonZeroUsize::new(replica.namespaces_max);
         let depth = judging.head.acceptance.len() as u32;
-        let router = Router::new(RouterParams {
+        let mut router = Router::new(RouterParams {
             policy: RouterPolicy::Goodput,
             threshold: Threshold::Auto,
             gain_min,
@@ -130,6 +130,15 @@ impl Judge {
             }),
             head_trials: TrialParams::default(),
         });
+        // A worker measures such steps before its first request.
+        let sizes = (0..u32::BITS).map(|power| 1 << power);
+        let sizes = sizes.take_while(|size| *size <= judging.step_tokens_max);
+        let step_seconds = |tokens: u32| {
+            let load = StepLoad::decoding(1, tokens as usize, 0);
+            judging.engine.step_seconds(load)
+        };
+        let profile: Vec<(u32, f64)> = sizes.map(|size| (size, step_seconds(size))).collect();
+        router.start_from_profile(&profile);
         Judge {
             judging,
             router,
