@@ -73,7 +73,8 @@ async fn a_repeated_request_drafts_from_the_first_one_of_its_tenant_only() -> an
 
 /// A mesh that uses drafts even if they do not pay on this machine, so that no run depends on measured times.
 async fn eager_mesh(data_dir: &Path) -> anyhow::Result<UpMesh> {
-    let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"";
+    let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\n\
+                    alpha = 1.0\nmin_token_prob = 0.1";
     UpMesh::start_tuned(data_dir, settings, |file| {
         file.worker.speculation.gain_min = 0.0;
     })

@@ -385,7 +385,8 @@ fn optional_sections_are_found() {
 }
 
 /// Fields of requests and metrics that are named like keys.
-const NOT_KEYS: [&str; 13] = [
+const NOT_KEYS: [&str; 14] = [
+    "refrain_max_spec_tokens",
     "truncate_prompt_tokens",
     "min_tokens",
     "bad_words",

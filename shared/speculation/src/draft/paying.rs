@@ -119,7 +119,7 @@ mod tests {
         let nodes = found.tree.nodes();
         let worth = [0.5, 0.3, 0.2, 0.1, 0.25, 0.0];
         assert_eq!(best_paths(nodes, &worth, 1), [1, 2, 3]);
-        // Beside it the first one is worth 0.5, and the others of the second only what is left.
+        // The first one is worth 0.5 beside it, and the others of the second only their rest.
         assert_eq!(best_paths(nodes, &worth, 2), [0, 1, 2, 3]);
         assert_eq!(best_paths(nodes, &worth, 9), [0, 1, 2, 3, 4, 5]);
         assert_eq!(best_paths(nodes, &worth, 0), [0u32; 0]);
