@@ -29,7 +29,7 @@ const USUAL_STEPS_MIN: f64 = 8.0;
 /// Weight of a size below which it is forgotten.
 const WEIGHT_MIN: f64 = 0.05;
 /// Weight of a point of a profile, steps. A profile is of one request without KV, and steps of many requests take
-/// longer. Beside these its small steps look too cheap, and so the tokens of drafts too dear. With a weight of 8 the
+/// longer. So the small steps of a profile look too cheap, and the tokens of drafts too dear. With a weight of 8 the
 /// router drafted a fifth less on a modelled H100, and goodput was 2 % lower with 16 and 64 requests at once.
 const PROFILE_STEPS: f64 = 0.1;
 /// Shortest possible step, in seconds. A step that is reported to be shorter was not measured.
