@@ -91,16 +91,18 @@ impl EngineRules {
 /// # Errors
 /// `InvalidRequest` that names the rule.
 pub(crate) fn check_of_request(rules: &DraftRules) -> Result<(), ApiError> {
-    if !rules.alpha.is_none_or(|it| it > 0.0 && it.is_finite()) {
+    let DraftRules {
+        alpha,
+        min_token_prob,
+        ..
+    } = *rules;
+    if !alpha.is_none_or(|alpha| Setting::Fixed(alpha).is_alpha()) {
         return Err(ApiError::invalid(
             "alpha",
             "alpha: must be a number above 0",
         ));
     }
-    if !rules
-        .min_token_prob
-        .is_none_or(|it| (0.0..=1.0).contains(&it))
-    {
+    if !min_token_prob.is_none_or(|least| Setting::Fixed(least).is_token_prob()) {
         return Err(ApiError::invalid(
             "min_token_prob",
             "min_token_prob: must be a number from 0 to 1",

@@ -60,11 +60,11 @@ impl ProposeRules {
     /// Checks what a configuration sets in its section `speculation`.
     pub fn check(&self, check: &mut impl FnMut(bool, &str)) {
         check(
-            !matches!(self.alpha, Setting::Fixed(alpha) if !(alpha > 0.0 && alpha.is_finite())),
+            self.alpha.is_alpha(),
             "speculation.alpha: \"auto\", or a number above 0",
         );
         check(
-            !matches!(self.min_token_prob, Setting::Fixed(least) if !(0.0..=1.0).contains(&least)),
+            self.min_token_prob.is_token_prob(),
             "speculation.min_token_prob: \"auto\", or a number from 0 to 1",
         );
         check(
@@ -138,6 +138,16 @@ impl ProposeRules {
 }
 
 impl Setting {
+    /// Whether it may be an alpha: a number has to be above 0.
+    pub fn is_alpha(self) -> bool {
+        !matches!(self, Setting::Fixed(alpha) if !(alpha > 0.0 && alpha.is_finite()))
+    }
+
+    /// Whether it may be a least probability: a number has to be from 0 to 1.
+    pub fn is_token_prob(self) -> bool {
+        !matches!(self, Setting::Fixed(least) if !(0.0..=1.0).contains(&least))
+    }
+
     fn or(self, auto: f64) -> f32 {
         match self {
             Setting::Auto => auto as f32,
