@@ -48,6 +48,9 @@ pub struct EngineCapabilities {
     /// Whether [`SessionSpec::ahead`] is of use to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_ahead: bool,
+    /// Whether steps may carry their tokens behind their JSON (see [`crate::token_body`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub token_bodies: bool,
     /// Its own drafter, if it has one. Steps may then have a [`StepItem::self_draft`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drafter: Option<DrafterCapabilities>,

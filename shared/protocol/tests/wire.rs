@@ -516,6 +516,7 @@ fn formats() -> Vec<Format> {
                 eos_token_ids: vec![2],
                 output_forms: false,
                 reads_ahead: true,
+                token_bodies: true,
                 drafter: Some(DrafterCapabilities {
                     kind: DrafterKind::Eagle3,
                     depth_max: 8,

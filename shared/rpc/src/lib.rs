@@ -7,7 +7,6 @@
 //! Read first: `worker.rs` (a stream of events) and `scheduler.rs` (a call that waits).
 
 mod adopter;
-mod chunk_body;
 mod codec;
 mod draft_store;
 mod engine_address;
@@ -23,7 +22,6 @@ mod usage_store;
 mod worker;
 
 pub use adopter::{EngineAdopter, HttpEngineAdopter};
-pub use chunk_body::{CHUNK_CONTENT_TYPE, decode_chunk, encode_chunk};
 pub use codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 pub use draft_store::{DraftStore, HttpDraftStore};
 pub use engine_address::EngineAddress;

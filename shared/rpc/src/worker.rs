@@ -15,6 +15,7 @@ use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::WorkerDrain;
+use refrain_protocol::token_body::{TokenBody, encode_token_body};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::causes;
 use refrain_service_kit::deadline::Deadline;
@@ -22,8 +23,6 @@ use refrain_service_kit::http::MeshClient;
 use tokio::time::Instant;
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 use tokio_util::io::StreamReader;
-
-use crate::chunk_body::{CHUNK_CONTENT_TYPE, encode_chunk};
 
 /// The events of a chunk. The stream ends after `End` or after an error. If it ends without either, the worker was
 /// lost. Dropping it aborts the chunk.
@@ -81,8 +80,8 @@ pub trait Workers: Send + Sync {
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST` to `cut`, `drain`,
-/// `forget` and `order` beside it.
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_token_body`], and `POST` to `cut`,
+/// `drain`, `forget` and `order` beside it.
 ///
 /// The response to a chunk has one [`ChunkEvent`] or `{"error": ApiError}` per line in JSON. An empty line shows that
 /// the worker is alive but has no event yet, which tells a slow engine from a worker that has stopped.
@@ -108,8 +107,8 @@ impl Worker for HttpWorker {
             .client
             .post_bytes_stream(
                 "/internal/v1/chunk",
-                CHUNK_CONTENT_TYPE,
-                encode_chunk(request)?,
+                ChunkRequest::CONTENT_TYPE,
+                encode_token_body(request)?,
                 head_timeout,
             )
             .await?;

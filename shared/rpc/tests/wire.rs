@@ -1,4 +1,4 @@
-//! The binary formats between services: bincode between workers and the draft store, and the request for a chunk.
+//! The binary formats between services: bincode between workers and the draft store, and requests with tokens.
 //! Each has a committed file in `tests/fixtures`, in hex, which today's types read and write.
 //!
 //! bincode has no names and no optional fields, so any change of a type is a change of its format. `UPDATE_EXPECT=1`
@@ -26,7 +26,7 @@ use refrain_protocol::document::{
     FeedEvent, FinishReason, FollowReply, FollowRequest, StreamPosition, TouchRequest,
     UnknownDocumentsReply, UnknownDocumentsRequest,
 };
-use refrain_protocol::engine::Sampling;
+use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepRequest};
 use refrain_protocol::group::{
     FetchGroupsReply, FetchGroupsRequest, GroupCursor, GroupLog, RegisterGroupRequest,
 };
@@ -45,14 +45,16 @@ use refrain_protocol::segment::{
 use refrain_protocol::tenants::{
     TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest,
 };
+use refrain_protocol::token_body::{TokenBody, decode_token_body, encode_token_body};
 use refrain_protocol::usage::{
     RecordUsageReply, RecordUsageRequest, Spender, SpentTokens, UsageCounts, UsageErasure,
     UsageRow, UsageRowId, UsageRowsReply, UsageRowsRequest, UsageTotal,
 };
 use refrain_protocol::{
-    ApiError, DocumentId, LeaseId, Namespace, NamespaceId, RequestId, SignedNamespace,
+    ApiError, DocumentId, EngineSessionId, LeaseId, Namespace, NamespaceId, RequestId,
+    SignedNamespace, TokenId,
 };
-use refrain_rpc::{decode_bincode, decode_chunk, encode_bincode, encode_chunk};
+use refrain_rpc::{decode_bincode, encode_bincode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -116,12 +118,45 @@ fn chunk_format() -> Format {
         transferred: false,
         alive_within_ms: Some(2_000),
     };
+    token_body_format("chunk_request", example)
+}
+
+/// A step, which is JSON but for its tokens.
+fn step_format() -> Format {
+    let item = |session, tokens, ahead: Option<Vec<TokenId>>| StepItem {
+        session: EngineSessionId(session),
+        open: ahead.map(|ahead| SessionSpec {
+            ahead,
+            ..SessionSpec::default()
+        }),
+        keep_len: 0,
+        tokens,
+        sample: false,
+        draft: Some(Draft {
+            tokens: vec![3, 1 << 24],
+            parents: vec![None, Some(0)],
+        }),
+        self_draft: None,
+        max_emit: 1,
+    };
+    let items = vec![
+        item(1, vec![10, 1 << 20], Some(vec![7, 7, 7])),
+        item(2, vec![], None),
+        item(3, vec![5], Some(vec![])),
+    ];
+    token_body_format("step_request", StepRequest { items })
+}
+
+fn token_body_format<T>(name: &'static str, example: T) -> Format
+where
+    T: TokenBody + Clone + PartialEq + Debug + RefUnwindSafe + 'static,
+{
     Format {
-        name: "chunk_request",
-        written: encode_chunk(example.clone()).unwrap(),
+        name,
+        written: encode_token_body(example.clone()).unwrap(),
         survives: |bytes| {
-            if let Ok(request) = decode_chunk(bytes) {
-                let again = decode_chunk(&encode_chunk(request.clone()).unwrap());
+            if let Ok(request) = decode_token_body::<T>(bytes) {
+                let again = decode_token_body::<T>(&encode_token_body(request.clone()).unwrap());
                 // A number that is not a number equals nothing.
                 assert_eq!(
                     format!("{again:?}"),
@@ -130,21 +165,35 @@ fn chunk_format() -> Format {
             }
         },
         reads: Box::new(move |bytes| {
-            assert_eq!(decode_chunk(bytes).unwrap(), example);
-            // An older gateway sends JSON alone.
+            assert_eq!(decode_token_body::<T>(bytes).unwrap(), example);
+            // An older caller sends JSON alone.
             let json = serde_json::to_vec(&example).unwrap();
-            assert_eq!(decode_chunk(&json).unwrap(), example);
+            assert_eq!(decode_token_body::<T>(&json).unwrap(), example);
         }),
     }
 }
 
 #[test]
-fn a_chunk_request_with_a_fault_in_its_tokens_is_refused() {
+fn a_body_with_a_fault_in_its_tokens_is_refused() {
+    let chunk = |body: &[u8]| decode_token_body::<ChunkRequest>(body).map(drop);
     let body = chunk_format().written;
-    assert!(decode_chunk(&body[..body.len() - 1]).is_err());
+    assert!(chunk(&body[..body.len() - 1]).is_err());
     let twice = [&br#"{"tokens":[1],"#[..], &body[r#"{"#.len()..]].concat();
-    assert!(decode_chunk(&twice).is_err());
-    assert!(decode_chunk(b"\n\0\0\0\0").is_err());
+    assert!(chunk(&twice).is_err());
+    assert!(chunk(b"\n\0\0\0\0").is_err());
+
+    let step = |body: &[u8]| decode_token_body::<StepRequest>(body).map(drop);
+    let body = step_format().written;
+    let line = body.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    for count in [6_u32, u32::MAX] {
+        let mut longer = body.clone();
+        longer[line..line + 4].copy_from_slice(&count.to_le_bytes());
+        assert!(step(&longer).is_err(), "{count}");
+    }
+    for end in (line + 4..body.len()).step_by(4).take(5) {
+        assert!(step(&body[..end]).is_err(), "{end}");
+    }
+    assert!(step(b"{\"items\":[]}\n\0\0\0\0").is_err());
 }
 
 fn plain() -> Namespace {
@@ -512,6 +561,7 @@ fn formats() -> Vec<Format> {
             },
         ),
         chunk_format(),
+        step_format(),
     ];
     formats.extend(usage_formats());
     formats.extend(tenant_formats());

@@ -118,6 +118,7 @@ impl EngineHandle {
             eos_token_ids: model.architecture.eos_token_ids.clone(),
             output_forms: grammars.is_some(),
             reads_ahead: pool.is_some(),
+            token_bodies: true,
         };
         let identity = tokenizer.as_ref().map(|tokenizer| tokenizer.identity());
         let loading = WeightLoading::new(&model, config.weights, identity);

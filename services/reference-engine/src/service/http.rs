@@ -11,8 +11,9 @@ use refrain_protocol::engine::{
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::token_body::decode_token_body;
 use refrain_service_kit::http::{
-    HttpResult, RouteRoles, ServeOptions, Server, get, mesh_only, post, serve,
+    HttpResult, RawBody, RouteRoles, ServeOptions, Server, get, mesh_only, post, serve,
 };
 use refrain_service_kit::mesh::{MeshAuth, MeshRole};
 use refrain_service_kit::telemetry::Metrics;
@@ -99,11 +100,14 @@ async fn kv_blocks(
         .body(bytes))
 }
 
+/// A step, whose tokens may stand behind its JSON.
 async fn step(
     engine: Data<EngineHandle>,
-    request: Json<StepRequest>,
+    RawBody(body): RawBody,
 ) -> HttpResult<Json<StepResponse>> {
-    Ok(Json(engine.step(request.into_inner()).await?))
+    let request: StepRequest = decode_token_body(&body)?;
+    drop(body);
+    Ok(Json(engine.step(request).await?))
 }
 
 async fn close(engine: Data<EngineHandle>, request: Json<CloseRequest>) -> HttpResult<Json<()>> {

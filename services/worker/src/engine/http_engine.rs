@@ -1,4 +1,4 @@
-//! The HTTP client of the reference engine's contract: `/engine/v1/*`, JSON.
+//! The HTTP client of the reference engine's contract: `/engine/v1/*`, JSON, with the tokens of steps behind it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use refrain_protocol::engine::{
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::token_body::{TokenBody, encode_token_body};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use refrain_tokenization::Tokenizer;
@@ -92,7 +93,18 @@ impl VerifyingEngine for HttpEngine {
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
         let client = &self.client;
-        client.post_json("/engine/v1/step", &request, None).await
+        let path = "/engine/v1/step";
+        if !self.capabilities.token_bodies {
+            return client.post_json(path, &request, None).await;
+        }
+        let body = encode_token_body(request)?;
+        let reply = client
+            .post_bytes(path, StepRequest::CONTENT_TYPE, body, client.timeout())
+            .await?;
+        serde_json::from_slice(&reply).map_err(|error| {
+            let message = "the engine's answer to a step is not what this version expects";
+            ApiError::new(ErrorKind::Unavailable, message).with_detail(error)
+        })
     }
 
     async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {

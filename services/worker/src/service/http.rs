@@ -7,12 +7,13 @@ use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
+use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::WorkerDrain;
+use refrain_protocol::token_body::decode_token_body;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{Worker, decode_chunk};
+use refrain_rpc::Worker;
 use refrain_service_kit::http::{
     HttpResult, ListenerConfig, RawBody, Readiness, RouteRoles, ServeOptions, Server, get,
     mesh_only, post, serve as listen_on,
@@ -75,7 +76,7 @@ pub(crate) fn serve(
 }
 
 async fn chunk(worker: Data<LateWorker>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
-    let request = decode_chunk(&body)?;
+    let request: ChunkRequest = decode_token_body(&body)?;
     drop(body);
     let alive_within = request.alive_within_ms.map(Duration::from_millis);
     let events = worker.get()?.chunk(request).await?;

@@ -87,6 +87,7 @@ impl FakeEngine {
                 eos_token_ids: vec![STOP],
                 output_forms: false,
                 reads_ahead: false,
+                token_bodies: false,
             },
             target,
             next_target: None,
