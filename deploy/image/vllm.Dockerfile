@@ -12,7 +12,7 @@ USER 0
 COPY --from=rust /usr/local/rustup /usr/local/rustup
 COPY --from=rust /usr/local/cargo /usr/local/cargo
 ENV RUSTUP_HOME=/usr/local/rustup CARGO_HOME=/usr/local/cargo PATH=/usr/local/cargo/bin:$PATH
-ARG PROFILE=release
+ARG PROFILE=dist
 WORKDIR /src
 COPY . .
 RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir maturin==1.16.0 \

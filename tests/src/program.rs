@@ -264,8 +264,9 @@ fn built() -> anyhow::Result<PathBuf> {
         cargo
             .args(["build", "--quiet", "--package", "refrain"])
             .current_dir(repository());
-        if profile_dir.ends_with("release") {
-            cargo.arg("--release");
+        // The folder of each profile has its name, but for `dev`, which has the folder `debug`.
+        if let Some(profile) = profile_dir.file_name().filter(|name| *name != "debug") {
+            cargo.arg("--profile").arg(profile);
         }
         let status = cargo.status().context("cargo cannot be run")?;
         ensure!(status.success(), "the binary cannot be built: {status}");

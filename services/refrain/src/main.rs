@@ -74,11 +74,24 @@ fn main() -> anyhow::Result<()> {
         Command::Keys(args) => tenants::keys(args),
         Command::Tenants(args) => tenants::tenants(args),
         Command::Mesh(args) => mesh_roles::run(args),
-        Command::Bench(options) => bench::command(options.or_api_keys(dev_keys)),
+        Command::Bench(options) => {
+            warn_if_not_optimised();
+            bench::command(options.or_api_keys(dev_keys))
+        }
         Command::Replay(options) => replay::command(&options),
         Command::Analyze(options) => analyze::command(&options),
         Command::Simulate(options) => simulate::command(&options),
         Command::Store(args) => store::run(args),
         Command::Usage(args) => usage::run(*args),
+    }
+}
+
+/// Says so where the figures of this build would mislead: it spends its time elsewhere than an installed one.
+fn warn_if_not_optimised() {
+    if env!("BUILD_OPT_LEVEL") == "0" {
+        eprintln!(
+            "This build is not optimised, so its figures say little. \
+             Build mesh and benchmark with `cargo build --profile dist -p refrain`."
+        );
     }
 }
