@@ -15,7 +15,7 @@ use crate::model::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
 pub use kv_pool::KvPoolConfig;
 pub(crate) use kv_pool::{PEERS_MAX, PeerName};
 
-/// Most threads of one kind. A larger number is taken for a mistake.
+/// Maximum number of threads of one kind. A larger number is taken for a mistake.
 const THREADS_MAX: usize = 256;
 
 /// The `[engine]` section of the configuration.
@@ -43,44 +43,44 @@ pub struct EngineConfig {
     pub http: ListenerConfig,
     /// Number of threads that share the products of a step.
     pub threads: usize,
-    /// Most sessions in one step.
+    /// Maximum number of sessions in one step.
     pub max_batch: u32,
-    /// Most sessions at once, open or kept for reuse.
+    /// Maximum number of sessions at once, open or kept for reuse.
     pub max_sessions: u32,
-    /// Most KV tokens, kept sessions included. They are counted in blocks of 32. Shared blocks count once, and the
-    /// drafter's blocks count by their size.
+    /// Maximum number of KV tokens, kept sessions included. They are counted in blocks of 32. Shared blocks count
+    /// once, and the drafter's blocks count by their size.
     pub kv_tokens_max: u64,
     /// Blocks of KV that outlive their sessions.
     pub kv_pool: KvPoolConfig,
     /// Threads that compile forms of outputs and follow costly ones, beside those of the model. A tenant may have
     /// half of them.
     pub form_threads: usize,
-    /// Most forms that wait to be compiled. A tenant may have a quarter of them. The session of a further one is not
-    /// opened until there is room.
+    /// Maximum number of forms that wait to be compiled. A tenant may have a quarter of them. The session of a
+    /// further one is not opened until there is room.
     pub forms_waiting_max: usize,
-    /// Most bytes of compiled forms that are kept, so that a form that comes again is not compiled again. The bytes
-    /// are estimated. At the limit, the namespace that has most gives way.
+    /// Maximum number of bytes of compiled forms that are kept, so that a form that comes again is not compiled
+    /// again. The bytes are estimated. At the limit, the namespace that has most gives way.
     pub form_cache_bytes_max: usize,
-    /// Most states of the automaton that holds one output to its form, each of 1 to 2 kB. It bounds the memory of a
-    /// session with a form. An output that needs more ends with an error. A text with a `maxLength` takes a state for
-    /// each of its characters.
+    /// Maximum number of states of the automaton that holds one output to its form, each of 1 to 2 kB. It bounds the
+    /// memory of a session with a form. An output that needs more ends with an error. A text with a `maxLength` takes
+    /// a state for each of its characters.
     pub form_states_max: usize,
 
     /// Number of threads that serve HTTP. One suffices, because handlers only pass requests on to the model's thread.
     #[serde(skip)]
     pub http_threads: usize,
-    /// Most tokens of one step, over new text and draft nodes. It bounds the duration of a step, for which all
-    /// sessions wait. Longer prompts are sent in pieces.
+    /// Maximum number of tokens of one step, over new text and draft nodes. It bounds the duration of a step, for
+    /// which all sessions wait. Longer prompts are sent in pieces.
     #[serde(skip)]
     pub max_step_tokens: u32,
-    /// Most draft nodes of one item. Each node costs a row of the step.
+    /// Maximum number of draft nodes of one item. Each node costs a row of the step.
     #[serde(skip)]
     pub max_draft_tokens: u32,
     /// Longest text of a session, in tokens, if it is to be shorter than the model's own limit.
     #[serde(skip)]
     pub max_context: Option<u32>,
-    /// Most tokens per session whose hidden states wait until the head reads them. Older states are dropped, and the
-    /// head starts after the gap, so this bounds the memory of sessions that do not draft.
+    /// Maximum number of tokens per session whose hidden states wait until the head reads them. Older states are
+    /// dropped, and the head starts after the gap, so this bounds the memory of sessions that do not draft.
     #[serde(skip)]
     pub eagle3_window_tokens: usize,
     /// Time without a step after which an open session is closed, in milliseconds. Its KV is kept while there is
@@ -90,7 +90,7 @@ pub struct EngineConfig {
     /// Time after which a parked session is closed, in milliseconds. Its KV is kept while there is room.
     #[serde(skip)]
     pub session_parked_ms: u64,
-    /// Most steps that wait for the one in progress. Further ones are refused with 429.
+    /// Maximum number of steps that wait for the one in progress. Further ones are refused with 429.
     #[serde(skip)]
     pub queue_steps: usize,
     /// Longest text to tokenize, in bytes, and most tokens to convert to text.
@@ -99,7 +99,7 @@ pub struct EngineConfig {
     /// Largest request body, in bytes.
     #[serde(skip)]
     pub body_bytes_max: usize,
-    /// Most connections per HTTP thread.
+    /// Maximum number of connections per HTTP thread.
     #[serde(skip)]
     pub connections_max: usize,
 }

@@ -37,7 +37,7 @@ use eagle3::{Eagle3Head, Eagle3Network};
 
 /// Greatest depth that a caller may request. Heads are trained for less.
 const DEPTH_MAX: u32 = 16;
-/// Most children per node that a caller may request.
+/// Maximum number of children per node that a caller may request.
 const TOP_K_MAX: u32 = 16;
 
 /// A request for a draft that continues one session.
@@ -75,7 +75,7 @@ pub(crate) struct DraftRows {
 pub(crate) struct Drafter {
     network: Box<dyn DraftNetwork>,
     profile: NetworkProfile,
-    /// Most rows of texts in one step. A session that needs more gets its draft in a later step.
+    /// Maximum number of rows of texts in one step. A session that needs more gets its draft in a later step.
     text_rows_max: usize,
     weights: Vec<f32>,
     /// Logits of the tokens that a form allows.

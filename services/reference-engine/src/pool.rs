@@ -36,10 +36,10 @@ use file::BlockFile;
 use load_table::{LoadTable, Verdict};
 use memory::MemoryTier;
 
-/// Most bytes of blocks that wait to be written to the file.
+/// Maximum number of bytes of blocks that wait to be written to the file.
 const WRITES_BYTES_MAX: usize = 64 << 20;
 
-/// Most loads at once, and most that are remembered.
+/// Maximum number of loads at once, and most that are remembered.
 const LOADS_MAX: usize = 64;
 
 /// The blocks that a session waits for.

@@ -17,7 +17,7 @@ use crate::kernels::{exp_weights, peak};
 
 pub(crate) use history::History;
 
-/// Most alternatives that a caller may request with log-probabilities.
+/// Maximum number of alternatives that a caller may request with log-probabilities.
 const TOP_LOGPROBS_MAX: u32 = 128;
 
 /// A token that the target emits.

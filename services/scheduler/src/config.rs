@@ -70,20 +70,23 @@ pub struct SchedulerConfig {
     pub listen: Option<SocketAddr>,
     /// The certificate and the time limits of that listener.
     pub http: ListenerConfig,
-    /// Most requests that wait for a lease, of all tenants together. Further ones are refused with 429.
+    /// Maximum number of requests that wait for a lease, of all tenants together. Further ones are refused with 429.
     pub queue_max: usize,
-    /// Most requests of one tenant that wait for a lease. Further ones of that tenant are refused with 429.
+    /// Maximum number of requests of one tenant that wait for a lease. Further ones of that tenant are refused with
+    /// 429.
     pub tenant_queue_max: usize,
-    /// Most rollouts that wait for a lease, of all tenants together. Further ones are refused with 429.
+    /// Maximum number of rollouts that wait for a lease, of all tenants together. Further ones are refused with 429.
     pub rollout_queue_max: usize,
-    /// Most rollouts of one tenant that wait for a lease. Further ones of that tenant are refused with 429.
+    /// Maximum number of rollouts of one tenant that wait for a lease. Further ones of that tenant are refused with
+    /// 429.
     pub tenant_rollout_queue_max: usize,
     /// Share of the slots that rollouts keep while interactive requests wait, at least 0 and below 1.
     pub rollout_share: f64,
     /// Tokens by which a tenant may be ahead of others whose rollouts wait, while its interactive requests go before
     /// these. Tokens are counted by their cost and the weight of the tenant. Past it they wait for the tenant's turn.
     pub interactive_lead_tokens: u64,
-    /// Most tokens of a chunk of a rollout. After a chunk the slot goes to whoever is next. 0 means no limit.
+    /// Maximum number of tokens of a chunk of a rollout. After a chunk the slot goes to whoever is next. 0 means no
+    /// limit.
     pub chunk_tokens: u32,
     /// The order of a tenant's waiting rollouts.
     pub order: OrderPolicy,
@@ -104,7 +107,7 @@ pub struct SchedulerConfig {
     /// Longest time that a request waits for a worker of its model to appear, milliseconds, for instance during a
     /// rolling update. It is then refused with 503.
     pub worker_wait_ms: u64,
-    /// Most live workers. Heartbeats of further ones are refused.
+    /// Maximum number of live workers. Heartbeats of further ones are refused.
     pub workers_max: usize,
     /// A worker that has not reported for this many milliseconds is forgotten, and its leases end. Workers report
     /// about five times within this time, and at least once a second. It must be long enough for a report to be
@@ -113,7 +116,7 @@ pub struct SchedulerConfig {
     /// A lease that no heartbeat has named for this many milliseconds ends. A gateway leaves a worker that has sent
     /// nothing for the same time.
     pub lease_ttl_ms: u64,
-    /// Most connections at once. Each waiting call holds one.
+    /// Maximum number of connections at once. Each waiting call holds one.
     pub connections_max: usize,
 
     /// See [`HEARTBEAT_INTERVAL_MS_MAX`]. Tests shorten it.

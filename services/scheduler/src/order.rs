@@ -52,7 +52,7 @@ pub(crate) struct GroupLengths {
 pub(crate) struct Facts {
     /// Output tokens so far.
     pub(crate) generated_tokens: u32,
-    /// Most output tokens.
+    /// Maximum number of output tokens.
     pub(crate) max_new_tokens: u32,
     /// The length of earlier outputs to the same prompt, or the true length for [`OrderPolicy::Oracle`].
     pub(crate) expected_tokens: Option<u32>,

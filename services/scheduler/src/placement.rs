@@ -45,7 +45,7 @@ pub(crate) struct Candidate<'a> {
     pub(crate) worker: &'a WorkerId,
     /// Chunks that it runs or is about to run.
     pub(crate) running: u32,
-    /// Most chunks that it runs, at least 1.
+    /// Maximum number of chunks that it runs, at least 1.
     pub(crate) slots: u32,
     /// The part of its KV cache that is planned for what runs there. 0 where the capacity is unknown.
     pub(crate) kv_load: f64,

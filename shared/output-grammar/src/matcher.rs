@@ -54,11 +54,11 @@ pub(crate) struct GrammarStart {
     /// The first tokens of its text.
     pub(crate) first: SimpleVob,
     pub(crate) layout: Layout,
-    /// Most work of the parser for one output.
+    /// Maximum work of the parser for one output.
     pub(crate) work_max: u64,
 }
 
-/// Most tokens that are followed without a mask. Only a mask renews the work that a grammar may take.
+/// Maximum number of tokens that are followed without a mask. Only a mask renews the work that a grammar may take.
 const TOKENS_WITHOUT_MASK_MAX: usize = 64;
 
 /// The state of one output in a grammar.

@@ -9,7 +9,7 @@ use crate::GrammarError;
 use crate::schema::{set_style, shown, subschemas};
 use crate::source::{Language, Source};
 
-/// Most subschemas that are compiled alone to find the one with the error.
+/// Maximum number of subschemas that are compiled alone to find the one with the error.
 const TRIES_MAX: usize = 64;
 /// Time after which no further one is compiled.
 const TRIES_TIME_MAX: Duration = Duration::from_secs(1);

@@ -27,10 +27,10 @@ const REFUSED: [&str; 15] = [
     "$dynamicRef",
 ];
 
-/// Most patterns of property names in one object. Each pair of them is compared.
+/// Maximum number of patterns of property names in one object. Each pair of them is compared.
 const PATTERN_PROPERTIES_MAX: usize = 16;
 
-/// Most alternatives of one `oneOf`. Each pair of them is compared.
+/// Maximum number of alternatives of one `oneOf`. Each pair of them is compared.
 const ONE_OF_MAX: usize = 128;
 
 /// Keywords with one subschema.

@@ -51,7 +51,7 @@ impl FormThreads {
         })
     }
 
-    /// Most threads of one tenant: half of all, so that the work of others always finds one.
+    /// Maximum number of threads of one tenant: half of all, so that the work of others always finds one.
     fn tenant_max(&self) -> usize {
         self.threads_max.div_ceil(2)
     }

@@ -7,17 +7,17 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Most alternatives of merged parts, where more than one part has some.
+/// Maximum number of alternatives of merged parts, where more than one part has some.
 const ALTERNATIVES_MAX: usize = 1_000;
 
-/// Most bytes of the copies that alternatives get.
+/// Maximum number of bytes of the copies that alternatives get.
 const COPIED_BYTES_MAX: usize = 16 << 20;
 
 /// Largest `multipleOf`, and product of several that hold together. The automaton has a state for each remainder. A
 /// fraction counts by its digits, without the point.
 const MULTIPLE_MAX: f64 = 10_000.0;
 
-/// Most digits of a `multipleOf` after the point. The automaton computes in 32 bits.
+/// Maximum number of digits of a `multipleOf` after the point. The automaton computes in 32 bits.
 const FRACTION_DIGITS_MAX: u32 = 8;
 
 /// Parts that hold together.

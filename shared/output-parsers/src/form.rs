@@ -9,7 +9,7 @@ use crate::options::Tool;
 use crate::schema::{Shape, shape_of};
 use crate::sink::is_name;
 
-/// Most bytes of the texts of a form, with all copies of what tools share.
+/// Maximum number of bytes of the texts of a form, with all copies of what tools share.
 const FORM_BYTES_MAX: usize = 1 << 20;
 
 /// The calls that an output is to have.

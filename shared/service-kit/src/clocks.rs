@@ -35,7 +35,8 @@ const SEND_EVERY: Duration = Duration::from_secs(1);
 /// A reading older than this no longer counts.
 const READING_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// Most clocks that a scheduler compares, which is more than it may have workers. Further clocks are not counted.
+/// Maximum number of clocks that a scheduler compares, which is more than it may have workers. Further clocks are not
+/// counted.
 const PEERS_MAX: usize = 4_096;
 
 /// Skew from which a clock is worth a line in the log. A process that was suspended for a moment may show a smaller

@@ -88,7 +88,7 @@ impl EnvRule {
     }
 }
 
-/// Most gaps between the words of a variable for which another reading is looked for.
+/// Maximum number of gaps between the words of a variable for which another reading is looked for.
 const GAPS_MAX: usize = 8;
 
 /// Whether Kubernetes makes a variable for a service, by its name and its value.

@@ -38,8 +38,8 @@ pub use config::{MeshConfig, NAMESPACE_TTL_S};
 pub use credentials::MeshCredentials;
 pub use roles::{CredentialIssuer, MeshCaller, MeshRole, PART_MARK, RoleCredential};
 
-/// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify,
-/// and a gateway sends the same one for hours.
+/// Maximum number of namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond
+/// to verify, and a gateway sends the same one for hours.
 const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
 /// Checks the secret or the credential of incoming calls and the signatures of namespaces. Cheap to clone.

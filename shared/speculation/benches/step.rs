@@ -52,7 +52,7 @@ const ROUNDS_BEFORE: usize = 32;
 const CONTEXT_TOKENS: usize = 512;
 /// The most that a step may wait for its drafts, in microseconds.
 const WAIT_MAX_US: f64 = 500.0;
-/// Most threads, as in a worker with the default configuration.
+/// Maximum number of threads, as in a worker with the default configuration.
 const THREADS_MAX: usize = 16;
 /// Requests that a thread takes at a time.
 const TAKEN_MAX: usize = 4;

@@ -28,7 +28,7 @@ use text::{Corpus, Random};
 /// Documents that are decoded, one after the other, against the corpus.
 const DECODED_DOCUMENTS: usize = 400;
 
-/// Most tokens in the live part before it is sealed.
+/// Maximum number of tokens in the live part before it is sealed.
 const LIVE_TOKENS_MAX: u64 = 1 << 19;
 
 /// Documents that run at any time, and are therefore not sealed.

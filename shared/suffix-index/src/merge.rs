@@ -15,7 +15,7 @@ use crate::{
 /// The conditions under which segments are merged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MergePolicy {
-    /// Most segments before some are merged (at least 1).
+    /// Maximum number of segments before some are merged (at least 1).
     pub segments_max: usize,
     /// A segment is rewritten when more than this share of its tokens is masked.
     pub masked_share_max: f32,

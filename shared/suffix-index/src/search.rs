@@ -15,13 +15,14 @@ use crate::{Origin, Token};
 pub struct SearchLimits {
     /// Longest pattern, tokens. Longer matches are cut to this length.
     pub len_max: u32,
-    /// Most sealed occurrences of a pattern that are read.
+    /// Maximum number of sealed occurrences of a pattern that are read.
     ///
     /// If there are more, this many evenly spaced ones are read, and each weighs as much as the part it stands for.
     /// Totals stay exact. The count of a token is wrong by at most one such weight for each run of that token in the
     /// order of the occurrences. `usize::MAX` reads all of them, which is exact and takes longer.
     pub samples_max: usize,
-    /// Most distinct continuations of a pattern that are read from the live part. If there are more, none is read.
+    /// Maximum number of distinct continuations of a pattern that are read from the live part. If there are more,
+    /// none is read.
     ///
     /// Such patterns are short, for instance a comma, and predict little. Reading everything that followed them would
     /// be most of the cost of a search. If segments know the pattern too, `samples_max` is another limit here. Beyond

@@ -90,7 +90,7 @@ const DEFAULT_NAME: &str = "default";
 /// A variable of the request with this name sets the date, which is what `strftime_now` says.
 const DATE_VARIABLE: &str = "strftime_now";
 
-/// Most instructions of rendering a sample at the start.
+/// Maximum number of instructions of rendering a sample at the start.
 const SAMPLE_INSTRUCTIONS_MAX: u64 = 20_000;
 
 /// Longest rendered prompt, bytes: several times the largest body of a request.

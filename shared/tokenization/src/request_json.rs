@@ -7,8 +7,8 @@ use minijinja::value::{Value, ValueKind};
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Most values in one part of a request, including nested ones. A value of two bytes in JSON can take a hundred bytes
-/// in memory. The largest requests of real clients have a few thousand values.
+/// Maximum number of values in one part of a request, including nested ones. A value of two bytes in JSON can take a
+/// hundred bytes in memory. The largest requests of real clients have a few thousand values.
 const JSON_VALUES_MAX: usize = 65_536;
 
 /// Any JSON value. It is cheap to clone.

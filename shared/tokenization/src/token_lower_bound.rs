@@ -28,7 +28,7 @@ use crate::token_spelling::TokenSpelling;
 #[cfg(test)]
 mod tests;
 
-/// Most bytes of text that NFC can turn into one byte. A test checks this with all characters.
+/// Maximum number of bytes of text that NFC can turn into one byte. A test checks this with all characters.
 const NFC_SHRINK: usize = 4;
 
 /// Computes lower bounds of the number of tokens, for one vocabulary.
@@ -144,7 +144,7 @@ impl TokenLowerBound {
         (count.tokens > tokens_max).then_some(count.tokens)
     }
 
-    /// Most bytes of a text that can become one token, not counting absorbed spaces.
+    /// Maximum number of bytes of a text that can become one token, not counting absorbed spaces.
     fn token_bytes_max(&self) -> usize {
         let composed = if self.composes { NFC_SHRINK } else { 1 };
         self.pieces.longest() * composed * self.mark.map_or(1, char::len_utf8)

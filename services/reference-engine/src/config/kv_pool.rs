@@ -18,12 +18,12 @@ const ALL_ADDRESSES: &str = "dns+";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct KvPoolConfig {
-    /// Most bytes of blocks in memory, beside `kv_tokens_max`. 0: there is no pool.
+    /// Maximum number of bytes of blocks in memory, beside `kv_tokens_max`. 0: there is no pool.
     pub memory_bytes_max: u64,
     /// A file for blocks, so that they outlive the process. Its name ends in `.kvpool`, and it holds texts of tenants
     /// as tokens. Leave it out for none.
     pub file: Option<PathBuf>,
-    /// Most bytes of that file.
+    /// Maximum number of bytes of that file.
     pub file_bytes_max: u64,
     /// Base URLs of other engines with the same model, such as `http://engine-2:8300`. They are asked for blocks that
     /// this one lacks. `dns+http://engines:8300` is an engine at each address that the name has, such as the pods of
@@ -34,7 +34,7 @@ pub struct KvPoolConfig {
     pub wait_ms: u64,
     /// Fewest tokens that other engines are asked for.
     pub fetch_tokens_min: u32,
-    /// Most bytes that other engines are asked for, per session.
+    /// Maximum number of bytes that other engines are asked for, per session.
     pub fetch_bytes_max: u64,
 }
 

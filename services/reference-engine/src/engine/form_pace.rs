@@ -10,7 +10,7 @@ use refrain_service_kit::clock::thread_time;
 /// Processor time of steps that a session's form may take for each token of its output. Most masks take less.
 const TOKEN_TIME: Duration = Duration::from_micros(500);
 
-/// Most time that is saved up. A form begins with it.
+/// Longest time that is saved up. A form begins with it.
 const SAVED_MAX: Duration = Duration::from_millis(4);
 
 /// A form whose tokens took longer when it was compiled begins as a slow one.

@@ -22,7 +22,7 @@ const TOKENS_PER_RETRY_MS: usize = 1_000;
 /// Fewer masks are made faster in turn than on a thread of their own.
 const MASKS_AHEAD_MIN: usize = 8;
 
-/// Most tokens that a step follows by itself. More come where a session opens with an output.
+/// Maximum number of tokens that a step follows by itself. More come where a session opens with an output.
 const FOLLOWED_MAX: usize = 8;
 
 /// Why a form has no answer for a step.
@@ -337,7 +337,7 @@ impl SessionForm {
         let is_back = FormPace::spend(&mut pace, visit).is_ok();
         self.pace = pace;
         if !is_back {
-            // An error of the text itself comes up again at its next token.
+            // An error is ignored here: the same one is returned for the next token.
             let _ = self.begin_anew(len);
         }
         is_back
@@ -445,7 +445,7 @@ impl DraftForm for SessionForm {
         let allowed = FormPace::spend(&mut pace, || self.mask_after(path));
         self.pace = pace;
         allowed.unwrap_or_else(|_| {
-            // An error of the text itself comes up again at its next token.
+            // An error is ignored here: the same one is returned for the next token.
             let _ = self.begin_anew(len);
             AllowedTokens::None
         })

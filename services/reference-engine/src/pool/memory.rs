@@ -35,7 +35,7 @@ impl BlockSource {
     }
 }
 
-/// Most prefixes that are named. Each report on the KV cache tells them.
+/// Maximum number of prefixes that are named. Each report on the KV cache tells them.
 const PREFIXES_MAX: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Blocks in memory, of bounded number.

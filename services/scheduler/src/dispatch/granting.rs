@@ -14,12 +14,13 @@ use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
-/// Most milliseconds by which an epoch that others tell may be ahead of the clock, to be believed for all leases. One
-/// damaged number must not push all epochs to the end of their range, which has no way back. All hosts of a mesh may
-/// have had a clock that was ahead by more. Then the requests of that time still get epochs above their own.
+/// Maximum number of milliseconds by which an epoch that others tell may be ahead of the clock, to be believed for
+/// all leases. One damaged number must not push all epochs to the end of their range, which has no way back. All
+/// hosts of a mesh may have had a clock that was ahead by more. Then the requests of that time still get epochs above
+/// their own.
 const EPOCH_LEAD_MS_MAX: u64 = 24 * 3_600 * 1_000;
-/// Most waiting requests of a pool that are looked at for one slot. All have room in some KV cache. Those that no
-/// free worker can take for another reason are passed over.
+/// Maximum number of waiting requests of a pool that are looked at for one slot. All have room in some KV cache.
+/// Those that no free worker can take for another reason are passed over.
 const LOOKED_AT_MAX: usize = 128;
 /// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
 const ROOM_PATIENCE_MS: u64 = 1_000;
@@ -217,7 +218,7 @@ impl Dispatch {
         });
     }
 
-    /// Most tokens of the chunk that a request will get.
+    /// Maximum number of tokens of the chunk that a request will get.
     pub(super) fn chunk_tokens(&self, class: RequestClass, wish: Option<u32>) -> Option<u32> {
         let own = match class {
             RequestClass::Interactive => None,

@@ -68,7 +68,7 @@ impl LiveWorker {
         !self.heartbeat.draining
     }
 
-    /// Most tokens of its KV cache, if it says.
+    /// Maximum number of tokens of its KV cache, if it says.
     pub(super) fn capacity_tokens(&self) -> Option<u64> {
         let capacity = self.heartbeat.kv.as_ref().map(|kv| kv.capacity_tokens);
         capacity.filter(|capacity| *capacity > 0)
@@ -79,8 +79,8 @@ impl LiveWorker {
         kv_tokens <= self.room_tokens()
     }
 
-    /// Most KV tokens for which there is room. A request that needs more than all of the KV cache gets it alone, so
-    /// an empty one has room for anything.
+    /// Maximum number of KV tokens for which there is room. A request that needs more than all of the KV cache gets
+    /// it alone, so an empty one has room for anything.
     pub(super) fn room_tokens(&self) -> u64 {
         match self.capacity_tokens() {
             None => u64::MAX,

@@ -7,7 +7,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::config::SchedulerConfig;
 
-/// Most workers that a request may exclude. A request has far fewer attempts.
+/// Maximum number of workers that a request may exclude. A request has far fewer attempts.
 pub(super) const EXCLUDE_MAX: usize = 64;
 /// Longest retry hint. The estimate behind it assumes that the pace of recent chunks goes on.
 pub(super) const RETRY_AFTER_MS_MAX: u64 = 30_000;

@@ -17,10 +17,11 @@ const NAME_BYTES_MAX: usize = 512;
 const URL_BYTES_MAX: usize = 2_048;
 /// Longest reason of a worker for taking no chunks, bytes.
 const TROUBLE_BYTES_MAX: usize = 2_048;
-/// Most chunks that a worker may run at once. It bounds the leases of one heartbeat; engines run far fewer.
+/// Maximum number of chunks that a worker may run at once. It bounds the leases of one heartbeat; engines run far
+/// fewer.
 const WORKER_RUNNING_MAX: u32 = 4_096;
 
-/// Most prefixes that a worker may report. It reports one for each context that it holds.
+/// Maximum number of prefixes that a worker may report. It reports one for each context that it holds.
 const HELD_MAX: usize = 16_384;
 
 /// The effect of a heartbeat on the table.
@@ -589,7 +590,7 @@ pub struct WorkerState {
     pub foreign: usize,
     /// KV tokens that are planned for them.
     kv_planned_tokens: u64,
-    /// Most chunks at once.
+    /// Maximum number of chunks at once.
     max_running: u32,
     /// It takes no new chunks.
     draining: bool,

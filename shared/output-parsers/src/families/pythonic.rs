@@ -203,8 +203,8 @@ fn identifier<'a>(tool: &Tool, name: &'a str) -> Result<&'a str, NoForm> {
     }
 }
 
-/// Most parameters of a function that needs none of them. Each may be the first one, so their form is of this size
-/// times itself.
+/// Maximum number of parameters of a function that needs none of them. Each may be the first one, so their form is of
+/// this size times itself.
 const OPTIONAL_ONLY_MAX: usize = 64;
 
 /// Keyword arguments: those that are required, then any of the others, in the order of the schema. Their values are

@@ -20,8 +20,8 @@ const IDLE_MIN: Duration = Duration::from_millis(250);
 /// The limit on connections of one address.
 #[derive(Clone, Debug, Default)]
 pub struct AddressLimit {
-    /// Most connections of one address, or of one IPv6 network of 64 bits. `None`: only the limit on all connections
-    /// holds.
+    /// Maximum number of connections of one address, or of one IPv6 network of 64 bits. `None`: only the limit on all
+    /// connections holds.
     pub connections_max: Option<usize>,
     /// Addresses without this limit: proxies, since many callers share one.
     pub exempt: Vec<IpNet>,

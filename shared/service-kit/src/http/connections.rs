@@ -50,7 +50,7 @@ fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
 
 /// Limits on the connections of a listener.
 pub(super) struct ConnectionLimits {
-    /// Most connections at once.
+    /// Maximum number of connections at once.
     pub(super) all_max: usize,
     /// The limit on those of one address.
     pub(super) address: AddressLimit,

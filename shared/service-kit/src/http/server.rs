@@ -71,8 +71,8 @@ pub struct ServeOptions {
     pub threads: usize,
     /// Largest request body, bytes.
     pub body_bytes_max: usize,
-    /// Most connections at once, of all threads together. The limit is lower if the process may not open as many
-    /// files.
+    /// Maximum number of connections at once, of all threads together. The limit is lower if the process may not open
+    /// as many files.
     pub connections_max: usize,
     /// The certificate and the time limits.
     pub http: ListenerConfig,

@@ -18,7 +18,7 @@ pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 /// Fewest characters of a mesh secret.
 pub(super) const SECRET_CHARS_MIN: usize = 32;
 
-/// Most keys that verify namespaces. A rotation needs two.
+/// Maximum number of keys that verify namespaces. A rotation needs two.
 pub(super) const PUBLIC_KEYS_MAX: usize = 8;
 
 const SIGNING_KEY_UNKNOWN: &str =

@@ -23,7 +23,7 @@ pub(super) const PREFIX: &str = "rmc-";
 /// The signed bytes begin with this, so that a signature for another purpose is none of a credential.
 const PURPOSE: &[u8] = b"refrain mesh credential\0";
 
-/// Most credentials whose signature is not verified again. A mesh has one for each process.
+/// Maximum number of credentials whose signature is not verified again. A mesh has one for each process.
 const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
 /// Longest name, bytes.

@@ -17,11 +17,11 @@ pub trait Form {
     fn forced(&mut self, max: usize) -> Vec<Token>;
 }
 
-/// Most ends of a draft behind which forced tokens are looked for, likeliest first. A look takes as long as making a
-/// few masks.
+/// Maximum number of ends of a draft behind which forced tokens are looked for, likeliest first. A look takes as long
+/// as making a few masks.
 const ENDS_MAX: usize = 4;
 
-/// Most forced tokens behind one end.
+/// Maximum number of forced tokens behind one end.
 const FORCED_BEHIND_MAX: usize = 16;
 
 /// The draft `found` without what the form forbids, and with what it forces at the beginning and behind the ends; at

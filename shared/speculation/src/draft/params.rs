@@ -36,7 +36,7 @@ pub struct ProposeParams {
     pub alpha: f32,
     /// See `alpha`.
     pub offset: f32,
-    /// Most draft tokens of one proposal, for every pattern length.
+    /// Maximum number of draft tokens of one proposal, for every pattern length.
     pub max_spec_tokens: usize,
     /// Nodes with D(N) below this are not drafted.
     pub min_token_prob: f32,
@@ -47,15 +47,15 @@ pub struct ProposeParams {
     pub min_match_len: u32,
     /// Longest pattern; longer matches count as matches of this length.
     pub max_pattern: u32,
-    /// Most tokens of a pattern and its draft together. This is the rule of indexes of limited depth, where a long
-    /// match leaves little to draft; it is only for comparison with such an index.
+    /// Maximum number of tokens of a pattern and its draft together. This is the rule of indexes of limited depth,
+    /// where a long match leaves little to draft; it is only for comparison with such an index.
     pub match_plus_draft_cap: Option<u32>,
     /// Nodes with more different continuations than this in the live part of an index are not expanded there. They
     /// are short patterns such as a comma, which predict little. Reading all their continuations would be most of the
     /// cost of a proposal.
     pub max_fan_out: usize,
-    /// Most occurrences of a pattern that are read in sealed text. If a pattern occurs more often, evenly spaced
-    /// occurrences are read.
+    /// Maximum number of occurrences of a pattern that are read in sealed text. If a pattern occurs more often,
+    /// evenly spaced occurrences are read.
     pub samples_max: usize,
     /// The cost of a draft token, as a share of the worth of a token. With it, nodes are worth what is learnt about
     /// such nodes instead of D(N), and a draft is drawn from several matches: see
@@ -146,7 +146,7 @@ pub(super) struct Limits<'a> {
     pub(super) match_len: u32,
     /// MAX_SPEC(p): the longest path.
     pub(super) depth_max: usize,
-    /// Most draft tokens; equal to `depth_max` unless there are several paths.
+    /// Maximum number of draft tokens; equal to `depth_max` unless there are several paths.
     pub(super) nodes_max: usize,
     /// The worth of nodes.
     pub(super) values: Values<'a>,

@@ -48,7 +48,7 @@ use super::cost::Stair;
 pub(super) struct BudgetStep {
     /// Tokens that are computed whatever is drafted: one for each request that decodes, and those of prompts.
     pub(super) tokens: u32,
-    /// Most draft tokens in all.
+    /// Maximum number of draft tokens in all.
     pub(super) slots_max: u32,
     /// The worth of a second, in weighted tokens; `None` looks at the step alone. It is never taken to be less than
     /// plain decoding brings.

@@ -50,7 +50,7 @@ pub struct StepCost {
 pub(super) struct Stair {
     /// Seconds, above 0.
     pub(super) seconds: f64,
-    /// Most tokens of a step that takes as long; not below the number that was asked for.
+    /// Maximum number of tokens of a step that takes as long; not below the number that was asked for.
     pub(super) tokens_max: u32,
 }
 

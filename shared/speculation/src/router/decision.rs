@@ -123,8 +123,8 @@ pub struct Decision {
 /// A draft that the engine's head is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadDraft {
-    /// Most passes, which is the depth.
+    /// Maximum number of passes, which is the depth.
     pub depth: u32,
-    /// Most tokens.
+    /// Maximum number of tokens.
     pub tokens_max: u32,
 }

@@ -46,8 +46,8 @@ pub(super) struct Guard {
 impl Guard {
     /// A guard that holds drafts back below `gain_min`, tokens per second with drafts over those without.
     pub(super) fn new(gain_min: f64, guarded: Guarded) -> Self {
-        // The goodput policy leaves out by itself what does not pay, so a verdict against all of it has time to be
-        // sure: its trials are longer and come later.
+        // The goodput policy already drops drafts that lose. So this guard may collect more evidence before it turns
+        // all of them off: its trials are longer and come later.
         let patience = match guarded {
             Guarded::SuffixDrafts => 1,
             Guarded::AllDrafts => 3,

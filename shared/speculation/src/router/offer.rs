@@ -168,7 +168,7 @@ impl Offer {
         }
     }
 
-    /// Most draft tokens that the step needs room for.
+    /// Maximum number of draft tokens that the step needs room for.
     pub(super) fn tokens_max(&self) -> u32 {
         self.sent_tokens() + self.head().map_or(0, |head| head.tokens_max)
     }

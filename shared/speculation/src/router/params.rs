@@ -38,9 +38,9 @@ pub struct RouterParams {
 /// The drafts that the engine's own drafter is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadParams {
-    /// Most passes, which is the depth of its draft.
+    /// Maximum number of passes, which is the depth of its draft.
     pub depth: u32,
-    /// Most tokens of its draft.
+    /// Maximum number of tokens of its draft.
     pub tokens_max: u32,
     /// The engine verifies a suffix draft and the head's as one tree.
     pub merges: bool,

@@ -16,9 +16,9 @@ pub struct Prospect<N> {
     pub asked: Asked,
     /// Length of its text, in tokens.
     pub context_tokens: u32,
-    /// Most draft tokens that it can use: the longest path that may be accepted.
+    /// Maximum number of draft tokens that it can use: the longest path that may be accepted.
     pub draft_max: u32,
-    /// Most draft tokens that the engine takes for it in a step, on all paths together.
+    /// Maximum number of draft tokens that the engine takes for it in a step, on all paths together.
     pub tree_max: u32,
     /// The best suffix draft, with at most `draft_max` tokens.
     pub candidate: Option<Candidate>,
@@ -96,7 +96,7 @@ pub struct Frame {
     pub tokens: u32,
     /// Tokens of all texts in the step.
     pub kv_tokens: u64,
-    /// Most draft tokens.
+    /// Maximum number of draft tokens.
     pub slots_max: u32,
     /// Requests that decode.
     pub batch: u32,

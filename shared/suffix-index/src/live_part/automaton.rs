@@ -12,8 +12,8 @@ use crate::memory_hints::{prefetch, reserve_huge};
 /// The state of the empty string.
 pub(crate) const ROOT: StateId = 0;
 
-/// Most states, so that state numbers and slab offsets fit into 32 bits. An automaton has at most 1.5 transitions per
-/// state, blocks at most double that, and blocks given up while growing may take as much again.
+/// Maximum number of states, so that state numbers and slab offsets fit into 32 bits. An automaton has at most 1.5
+/// transitions per state, blocks at most double that, and blocks given up while growing may take as much again.
 pub(crate) const STATES_MAX: usize = 1 << 28;
 
 /// The saturated value of [`State::occurrences`], which only tells one occurrence from several.

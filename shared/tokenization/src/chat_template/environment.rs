@@ -10,9 +10,9 @@ use super::python_json::to_json;
 use super::python_text::python_str;
 use crate::TokenizationError;
 
-/// Most instructions of one rendering. A template takes some hundred per message, and a request has at most some ten
-/// thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches this limit.
-/// The memory of the values that it makes is bounded in `growth.rs`.
+/// Maximum number of instructions of one rendering. A template takes some hundred per message, and a request has at
+/// most some ten thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches
+/// this limit. The memory of the values that it makes is bounded in `growth.rs`.
 pub(super) const INSTRUCTIONS_MAX: u64 = 20_000_000;
 
 /// Jinja as the library sets it up for which these templates are written.

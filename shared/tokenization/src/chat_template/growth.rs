@@ -13,7 +13,8 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 /// Longest value that a template keeps: bytes of a text, entries of a list. It is the longest prompt.
 pub(super) const VALUE_LENGTH_MAX: usize = 64 << 20;
 
-/// Most bytes of texts, and entries of lists, by which one rendering may lengthen values: the longest prompt.
+/// Maximum number of bytes of texts, and entries of lists, by which one rendering may lengthen values: the longest
+/// prompt.
 const GROWTH_MAX: usize = VALUE_LENGTH_MAX;
 
 /// Marks errors of values that are too long.

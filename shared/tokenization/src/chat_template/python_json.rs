@@ -5,7 +5,7 @@ use minijinja::{Error, ErrorKind};
 
 use super::python_text::{as_float, python_float};
 
-/// Most spaces per level of indentation.
+/// Maximum number of spaces per level of indentation.
 const INDENT_MAX: usize = 16;
 
 /// Characters from here on are for private use. The encoding of a prompt puts one of them into texts of

@@ -9,7 +9,8 @@ use crate::TokenId;
 /// Largest accepted id. The tables need memory for every id up to the largest one.
 pub(super) const TOKEN_ID_MAX: TokenId = 4_000_000;
 
-/// Most added tokens. Models of speech have some ten thousand, and the libraries need some time for each.
+/// Maximum number of added tokens. Models of speech have some ten thousand, and the libraries need some time for
+/// each.
 const ADDED_TOKENS_MAX: usize = 131_072;
 
 /// Largest factor by which the normalizers may lengthen a text. Usual ones replace a space by a mark of three bytes.

@@ -36,7 +36,7 @@ macro_rules! kernel {
 
             const LANES: usize = $lanes;
             const VECTORS: usize = PANEL_ROWS / LANES;
-            /// Most columns of a tile. The table of tiles has an entry for each number of columns.
+            /// Maximum number of columns of a tile. The table of tiles has an entry for each number of columns.
             const COLUMNS_MAX: usize = [$($c),+].len();
 
             /// Loads the weights of a panel for one k.

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use super::wire::{ANSWER_BYTES_MAX, BlocksRequest, encode_answer};
 use crate::pool::{KvPool, encoded_len};
 
-/// Most questions that are answered at once. Each takes memory for its answer.
+/// Maximum number of questions that are answered at once. Each takes memory for its answer.
 const ANSWERS_MAX: usize = 8;
 
 /// Delay after which an engine that was refused may ask again.

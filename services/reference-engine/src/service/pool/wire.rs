@@ -10,10 +10,10 @@ use crate::pool::{BlockKey, PooledBlock, decode, encode, encoded_len};
 /// The path of the route.
 pub(super) const PATH: &str = "/engine/v1/kv/blocks";
 
-/// Most blocks of a question.
+/// Maximum number of blocks of a question.
 pub(super) const KEYS_MAX: usize = 8_192;
 
-/// Most bytes of blocks in one answer. A single block is sent whatever its size is.
+/// Maximum number of bytes of blocks in one answer. A single block is sent whatever its size is.
 pub(super) const ANSWER_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes of the number at the beginning of an answer.
@@ -24,7 +24,7 @@ const COUNT_BYTES: usize = size_of::<u32>();
 pub(crate) struct BlocksRequest {
     /// The keys in order of the text, 32 hex digits each.
     keys: Vec<String>,
-    /// Most blocks in the answer. With 0 it only tells how many the engine has.
+    /// Maximum number of blocks in the answer. With 0 it only tells how many the engine has.
     pub(super) blocks_max: usize,
 }
 

@@ -17,8 +17,8 @@ pub(super) const OUTPUT_TOKENS_FIRST_GUESS: f64 = 256.0;
 pub(super) const SERVICE_MS_FIRST_GUESS: f64 = 1_000.0;
 /// Weight of the newest chunk in the moving averages.
 const AVERAGE_STEP: f64 = 0.1;
-/// Most requests of one line that are looked at for one slot. All of them have room in some KV cache. Those that no
-/// free worker can take for another reason are passed over.
+/// Maximum number of requests of one line that are looked at for one slot. All of them have room in some KV cache.
+/// Those that no free worker can take for another reason are passed over.
 const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The requests of one tenant.

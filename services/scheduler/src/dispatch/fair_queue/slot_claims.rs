@@ -10,7 +10,7 @@ use super::pool_queue::{PoolQueue, TenantQueue};
 use super::waiting_request::{LeaseCallId, WaitingRequest};
 
 const ROLLOUTS: usize = 1;
-/// Most requests of one line that are looked at for a claim.
+/// Maximum number of requests of one line that are looked at for a claim.
 const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The conditions under which waiting requests may claim a slot of a full worker.

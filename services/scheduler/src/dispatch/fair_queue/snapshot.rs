@@ -8,7 +8,7 @@ use super::cost::PARTS_PER_TOKEN;
 use super::pool_queue::PoolQueue;
 use crate::dispatch::pool_key::PoolKey;
 
-/// Most tenants that a snapshot shows per pool.
+/// Maximum number of tenants that a snapshot shows per pool.
 const TENANTS_SHOWN_MAX: usize = 100;
 
 /// The queue of one pool.

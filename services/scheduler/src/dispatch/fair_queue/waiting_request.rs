@@ -34,7 +34,7 @@ pub(in crate::dispatch) struct WaitingRequest {
     pub(in crate::dispatch) rank: Rank,
     /// The group of a rollout.
     pub(in crate::dispatch) group: Option<GroupKey>,
-    /// Most tokens of the chunk that it will get.
+    /// Maximum number of tokens of the chunk that it will get.
     pub(in crate::dispatch) chunk_tokens: Option<u32>,
     /// KV tokens to plan for the chunk: the context and what the chunk is expected to write.
     pub(in crate::dispatch) kv_tokens: u64,

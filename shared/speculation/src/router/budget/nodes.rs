@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::request::BudgetRequest;
 
-/// The nodes of all requests, one list after the other: for each request those of its tree, then the same beside the
-/// head.
+/// The nodes of all requests, one list after the other. Per request: the nodes of its suffix draft, then the same
+/// nodes valued as additions to the head's draft.
 pub(super) struct Nodes {
     /// The worth of each node.
     pub(super) worths: Vec<f32>,

@@ -29,7 +29,7 @@ pub(in crate::router) struct HeadOption {
     pub(in crate::router) depth: u32,
     /// Tokens that it is expected to have, all of which are verified.
     pub(in crate::router) slots: f32,
-    /// Most tokens that it may have: the step needs room for them.
+    /// Maximum number of tokens that it may have: the step needs room for them.
     pub(in crate::router) slots_max: u32,
     /// Expected number of accepted tokens.
     pub(in crate::router) gain: f32,

@@ -9,9 +9,9 @@ use crate::DecayedRatio;
 pub(in crate::router) struct HeadWork {
     /// Requests that it drafted for.
     pub(in crate::router) requests: u32,
-    /// Most passes for one of them.
+    /// Maximum number of passes for one of them.
     pub(in crate::router) depth: u32,
-    /// Most tokens that it was to draft.
+    /// Maximum number of tokens that it was to draft.
     pub(in crate::router) tokens_max: u32,
     /// Tokens that it drafted.
     pub(in crate::router) drafted: u32,

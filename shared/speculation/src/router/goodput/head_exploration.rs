@@ -39,7 +39,7 @@ impl HeadExploration {
         self.schedule.is_due(cost, COST_SHARE_MAX)
     }
 
-    /// Most requests of the next trial.
+    /// Maximum number of requests of the next trial.
     pub(super) fn width(&self) -> u32 {
         self.width
     }

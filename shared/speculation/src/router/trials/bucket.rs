@@ -19,7 +19,7 @@ const HELD_UP: f64 = 3.0;
 const USUAL_STEPS_MIN: f64 = 8.0;
 /// Clear losses in a row after which the share of time that trials may cost no longer shrinks.
 const SURE: u32 = 4;
-/// Most steps of a trial, as a multiple of `trial_steps`, since many steps may be no evidence.
+/// Maximum number of steps of a trial, as a multiple of `trial_steps`, since many steps may be no evidence.
 const TRIAL_STEPS_FACTOR: u32 = 4;
 
 /// Both ways at one batch size.

@@ -7,9 +7,9 @@ pub struct TrialParams {
     pub trial_steps: u32,
     /// Steps between trials at first.
     pub backoff_steps: u32,
-    /// Most steps between trials, after one clear loss after another.
+    /// Maximum number of steps between trials, after one clear loss after another.
     pub backoff_steps_max: u32,
-    /// Most time that trials may lose, as a share of all time.
+    /// Longest time that trials may lose, as a share of all time.
     pub trial_cost_share_max: f64,
     /// Tokens per second with drafts over those without, above which drafts come into use.
     pub gain_enter: f64,
