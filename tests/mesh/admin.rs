@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use e2e::{Chat, Client, HttpMesh, Program, Service, free_addr, wait_until};
-use refrain_gateway::OperatorToken;
+use refrain_accounts::OperatorToken;
 
 /// The operator's command against a gateway.
 struct Operator<'a> {

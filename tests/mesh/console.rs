@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use e2e::{Chat, Client, HttpMesh, free_addr, wait_until};
-use refrain_gateway::OperatorToken;
+use refrain_accounts::OperatorToken;
 use reqwest::Method;
 use serde_json::{Value, json};
 

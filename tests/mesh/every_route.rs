@@ -4,11 +4,11 @@
 
 use anyhow::{Context as _, Error, ensure};
 use e2e::{Client, HttpMesh, free_addr, repository};
-use refrain_gateway::OperatorToken;
-use refrain_gateway::tenants::file::{
+use refrain_accounts::OperatorToken;
+use refrain_accounts::tenants::file::{
     KeyEndpoint, KeyEntry, TenantEntry, TenantsFile, expiry_text,
 };
-use refrain_gateway::tenants::key::NewKey;
+use refrain_accounts::tenants::key::NewKey;
 use refrain_protocol::{MESH_SECRET_HEADER, TenantName};
 use refrain_service_kit::clock;
 use reqwest::Method;

@@ -9,10 +9,10 @@ use std::cmp::Reverse;
 
 use anyhow::{Context, Error, ensure};
 use e2e::{Chat, Client, Event, UpMesh};
-use refrain_gateway::tenants::file::{
+use refrain_accounts::tenants::file::{
     Isolation, KeyEntry, StreamShaping, TenantEntry, TenantsFile,
 };
-use refrain_gateway::tenants::key::NewKey;
+use refrain_accounts::tenants::key::NewKey;
 use refrain_protocol::TenantName;
 use serde_json::{Value, json};
 

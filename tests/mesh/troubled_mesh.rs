@@ -50,7 +50,7 @@ impl TroubledMesh {
         let now = unix_s();
         let credential = issuer.issue(MeshRole::Gateway, "gateway", now - 60, now + 3_600);
         std::fs::write(path("credential"), credential.context("no credential")?)?;
-        let ends = refrain_gateway::tenants::file::expiry_text(now.cast_signed() + 2 * 86_400)?;
+        let ends = refrain_accounts::tenants::file::expiry_text(now.cast_signed() + 2 * 86_400)?;
         std::fs::write(
             path("tenants.toml"),
             format!(

@@ -1,11 +1,19 @@
 //! The configuration of the gateway: what an operator sets, and the fixed values beside it.
+//!
+//! A section of the file is one struct. So the keys of accounts, operators and the listener for trainers are here too.
 
-use std::collections::{BTreeSet, HashMap};
+mod trainer;
+
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use refrain_accounts::tenants::LimitsRedisConfig;
+use refrain_accounts::tenants::jwt::JwtConfig;
+use refrain_accounts::tenants::key::KeyConfig;
+use refrain_accounts::{AccountsConfig, OperatorConfig, operator_faults};
 use refrain_output_grammar::GrammarLimits;
 use refrain_protocol::TenantName;
 use refrain_protocol::names::name_fault;
@@ -13,11 +21,9 @@ use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::{AddressLimit, ListenerConfig, PageGuard, is_host_name};
 use serde::Deserialize;
 
-use crate::admin::{OperatorConfig, operator_faults};
-use crate::tenants::LimitsRedisConfig;
-use crate::tenants::jwt::JwtConfig;
-use crate::tenants::key::digest;
-use crate::trainer::TrainerConfig;
+use crate::models::ModelConfig;
+
+pub use trainer::TrainerConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
@@ -218,69 +224,6 @@ impl Default for GatewayTuning {
     }
 }
 
-/// One API key, in clear text or as a hash.
-#[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-pub struct KeyConfig {
-    /// The key in clear text.
-    pub key: Option<String>,
-    /// SHA-256 of the key in hex, for files that others may read.
-    pub key_sha256: Option<String>,
-    /// The tenant that the key belongs to.
-    #[schemars(with = "String")]
-    pub tenant: TenantName,
-}
-
-impl KeyConfig {
-    /// The SHA-256 of the key, if the entry has one that can be read.
-    pub(crate) fn digest(&self) -> Option<[u8; 32]> {
-        match (&self.key, &self.key_sha256) {
-            (Some(key), _) => Some(digest(key)),
-            (None, digest) => hex::decode(digest.as_deref()?).ok()?.try_into().ok(),
-        }
-    }
-}
-
-impl std::fmt::Debug for KeyConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeyConfig")
-            .field("tenant", &self.tenant)
-            .finish_non_exhaustive()
-    }
-}
-
-/// One model.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default)]
-pub struct ModelConfig {
-    /// Public name, under which workers serve it as well.
-    pub id: String,
-    /// Folder with `tokenizer.json`, or `builtin:` and a name. It may have `tokenizer_config.json`,
-    /// `chat_template.jinja`, `config.json` and `generation_config.json`; it needs no weights.
-    pub files: String,
-    /// The date that the chat template sees, such as `2026-01-31`, so that prompts can be reproduced. A request can
-    /// set it with the variable `strftime_now` in `chat_template_kwargs`. Default: the time now in UTC. A prompt with
-    /// today's date is another one tomorrow, so a prefix cache helps up to the date only.
-    pub template_date: Option<String>,
-    /// Output limit of chat requests that set none, tokens. Default: what the context leaves.
-    pub default_max_tokens: Option<u32>,
-    /// Longest text, tokens. Default: the limit in `config.json`. The limit of the workers holds as well.
-    pub max_context: Option<u32>,
-    /// Whether its engine speaks only text (`worker.engine.kind = "openai"`). Such outputs have a namespace of their
-    /// own, apart from those of engines that speak token ids.
-    pub text_only: bool,
-    /// How the model writes tool calls, by the names of vLLM, such as `hermes`, or `none`. Default: `auto`, by its
-    /// template and special tokens.
-    pub tool_parser: Option<String>,
-    /// How the model writes reasoning, by the names of vLLM, such as `deepseek_r1`, or `none`, or by its markers, as
-    /// in `<reason>...</reason>`. Default: `auto`, by its template and special tokens.
-    pub reasoning_parser: Option<String>,
-    /// Token ids that end an output, besides those in the model's files.
-    pub stop_token_ids: Vec<u32>,
-    /// Tenants that may use it. Empty: all.
-    #[schemars(with = "Vec<String>")]
-    pub tenants: Vec<TenantName>,
-}
-
 impl Default for GatewayConfig {
     fn default() -> Self {
         GatewayConfig {
@@ -371,18 +314,25 @@ impl GatewayConfig {
         }
     }
 
-    /// The faults of the keys about tenants and operators.
-    fn tenants_faults(&self) -> Vec<String> {
+    /// The part that is about accounts.
+    pub(crate) fn accounts(&self) -> AccountsConfig {
+        AccountsConfig {
+            keys: self.keys.clone(),
+            anonymous_tenant: self.anonymous_tenant.clone(),
+            tenants_file: self.tenants_file.clone(),
+            tenants_in_store: self.tenants_in_store,
+            tenants_cache_file: self.tenants_cache_file.clone(),
+            jwt: self.jwt.clone(),
+            usage_dir: self.usage_dir.clone(),
+            limit_share: self.limit_share,
+            limits_redis: self.limits_redis.clone(),
+        }
+    }
+
+    /// The faults of the keys about operators.
+    fn operators_faults(&self) -> Vec<String> {
         let has_operators = !self.operators.is_empty();
         let rules = [
-            (
-                self.tenants_in_store && self.tenants_file.is_some(),
-                "tenants_in_store: not together with tenants_file",
-            ),
-            (
-                self.tenants_cache_file.is_some() && !self.tenants_in_store,
-                "tenants_cache_file: only with tenants_in_store",
-            ),
             (
                 self.console == Some(true) && self.operations_listen.is_none(),
                 "console: set operations_listen as well, since the console is on that listener",
@@ -398,15 +348,11 @@ impl GatewayConfig {
         ];
         let broken = rules.into_iter().filter(|(is_broken, _)| *is_broken);
         let faults = broken.map(|(_, fault)| fault.to_owned());
-        let of_jwt = self.jwt.iter().flat_map(|jwt| jwt.faults());
-        faults
-            .chain(operator_faults(&self.operators))
-            .chain(of_jwt.map(|fault| format!("jwt.{fault}")))
-            .collect()
+        faults.chain(operator_faults(&self.operators)).collect()
     }
 
     /// The guard of the listeners that no web page of others may call.
-    pub(crate) fn page_guard(&self) -> PageGuard {
+    pub fn page_guard(&self) -> PageGuard {
         PageGuard::new(&self.allowed_hosts)
     }
 
@@ -434,19 +380,6 @@ impl Validate for GatewayConfig {
         require(
             self.listen.parse::<SocketAddr>().is_ok(),
             "listen: must be an address and a port, such as 127.0.0.1:8080",
-        );
-        require(
-            !self.keys.is_empty()
-                || self.anonymous_tenant.is_some()
-                || self.tenants_file.is_some()
-                || self.tenants_in_store
-                || self.jwt.is_some(),
-            "keys: add at least one, name a tenants_file, set tenants_in_store or jwt, or set anonymous_tenant to \
-             serve callers without a key",
-        );
-        require(
-            self.limit_share > 0.0 && self.limit_share <= 1.0,
-            "limit_share: above 0, and at most 1",
         );
         require(!self.models.is_empty(), "models: add at least one");
         for (name, value) in [
@@ -513,22 +446,6 @@ impl Validate for GatewayConfig {
                 ),
             );
         }
-        let mut digests = HashMap::new();
-        for (place, entry) in self.keys.iter().enumerate() {
-            let at = format!("keys[{place}]");
-            let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
-            let (holds, fault) = match (&entry.key, &entry.key_sha256) {
-                (Some(key), None) => (!key.is_empty(), ".key: must not be empty"),
-                (None, Some(hash)) => (is_hash(hash), ".key_sha256: must be 64 hex digits"),
-                _ => (false, ": set either key or key_sha256"),
-            };
-            require(holds, &format!("{at}{fault}"));
-            let first = *digests.entry(entry.digest()).or_insert(place);
-            require(
-                first == place || entry.digest().is_none(),
-                &format!("{at}: is the same key as keys[{first}], and a key has one owner"),
-            );
-        }
         let mut ids = BTreeSet::new();
         for (place, ModelConfig { id, files, .. }) in self.models.iter().enumerate() {
             let at = format!("models[{place}]");
@@ -541,11 +458,8 @@ impl Validate for GatewayConfig {
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
         }
-        faults.extend(self.tenants_faults());
-        if let Some(redis) = &self.limits_redis {
-            let of_redis = redis.faults().into_iter();
-            faults.extend(of_redis.map(|fault| format!("limits_redis.{fault}")));
-        }
+        faults.extend(self.accounts().faults());
+        faults.extend(self.operators_faults());
         faults.extend(self.http.faults("http"));
         faults.extend(self.operations_http.faults("operations_http"));
         let models = self.models.iter().map(|model| model.id.as_str());
@@ -638,39 +552,6 @@ mod tests {
         assert!(keys["retry_share"].is_object());
         for key in ["tuning", "failures_max", "retries_per_s_min"] {
             assert!(keys[key].is_null(), "{key}");
-        }
-    }
-
-    #[test]
-    fn keys_do_not_show_in_debug_output() {
-        let key = KeyConfig {
-            key: Some("sk-secret".into()),
-            key_sha256: None,
-            tenant: "acme".parse().unwrap(),
-        };
-        assert!(!format!("{key:?}").contains("secret"));
-    }
-
-    #[test]
-    fn a_key_has_one_owner_however_it_is_written() {
-        let key = |key: Option<&str>, hash: Option<&str>, tenant: &str| KeyConfig {
-            key: key.map(str::to_owned),
-            key_sha256: hash.map(str::to_owned),
-            tenant: tenant.parse().unwrap(),
-        };
-        let hash = hex::encode(digest("sk-a")).to_ascii_uppercase();
-        for (second, is_twice) in [
-            (key(Some("sk-a"), None, "bolt"), true),
-            (key(None, Some(&hash), "bolt"), true),
-            (key(Some("sk-b"), None, "acme"), false),
-        ] {
-            let config = GatewayConfig {
-                keys: vec![key(Some("sk-a"), None, "acme"), second],
-                ..GatewayConfig::default()
-            };
-            let faults = config.faults().join("\n");
-            let fault = "keys[1]: is the same key as keys[0]";
-            assert_eq!(faults.contains(fault), is_twice, "{faults}");
         }
     }
 

@@ -18,10 +18,10 @@ use refrain_service_kit::http::{HttpError, get, post};
 
 use crate::models::unknown_model;
 use crate::surfaces::Surface;
-use generate::generate;
-
-pub(crate) use generate::request_span;
-pub(crate) use state::{GatewayState, announced_bytes, finish};
+pub use generate::EnteredRequest;
+pub(crate) use generate::generate;
+pub use state::announced_bytes;
+pub(crate) use state::{GatewayState, finish};
 
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
@@ -65,19 +65,9 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(get("/v1/models/{id:.*}", get_model));
 }
 
-/// Adds the routes of the operations listener, beside those that every listener has. [`try_chat`] needs the gateway.
-pub(crate) fn operations_routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
-    app.app_data(web::Data::from(gateway.clone()))
-        .service(get("/version", probes::version));
-}
-
-/// Carries out a chat on another route than that of clients.
-pub(crate) async fn try_chat(
-    gateway: web::Data<GatewayState>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> HttpResponse {
-    generate(gateway, Surface::Chat, request, payload).await
+/// Adds the routes of the operations listener, beside those that every listener has.
+pub(crate) fn operations_routes(app: &mut web::ServiceConfig) {
+    app.service(get("/version", probes::version));
 }
 
 /// Refuses a method of Anthropic's routes in its shape.

@@ -3,31 +3,25 @@
 mod families;
 mod request_series;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus::IntGauge;
+use refrain_accounts::{AccountMetrics, NONE};
 use refrain_output_parsers::Counts;
 use refrain_protocol::openai::FinishReason;
+use refrain_protocol::scheduling::RequestClass;
 use refrain_service_kit::telemetry::Metrics;
 
 use self::families::GatewayFamilies;
-use crate::request::GenerateRequest;
-
 pub(crate) use self::request_series::RequestSeries;
-
-/// Most tenants with label values of their own. The others share `other`.
-const TENANT_LABELS_MAX: usize = 1000;
-
-/// The tenant, or the model, of what belongs to none.
-pub(crate) const NONE: &str = "none";
 
 /// The tenant under which drafts are counted of all tenants whose answers hide them.
 const HIDDEN: &str = "hidden";
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 24] = [
+const LIMITS: [&str; 16] = [
     "requests",
     "tenant_requests",
     "rollouts",
@@ -44,33 +38,25 @@ const LIMITS: [&str; 24] = [
     "form_bytes",
     "scheduler_wait",
     "group_registrations",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "input_tokens_per_minute",
-    "output_tokens_per_minute",
-    "tokens_per_day",
-    "tokens_per_month",
-    "requests_in_flight_max",
-    "trainer_held",
 ];
 
 /// Values of the label `outcome` of tool calls.
 const CALL_OUTCOMES: [&str; 3] = ["parsed", "failed", "dropped"];
 
 /// Counts one in a gauge until it is dropped.
-pub(crate) struct GaugeGuard {
+pub struct GaugeGuard {
     gauge: IntGauge,
     number: i64,
 }
 
 impl GaugeGuard {
     /// Adds one to the gauge.
-    pub(crate) fn new(gauge: &IntGauge) -> Self {
+    pub fn new(gauge: &IntGauge) -> Self {
         GaugeGuard::of(gauge, 1)
     }
 
     /// Adds a number to the gauge.
-    pub(crate) fn of(gauge: &IntGauge, number: i64) -> Self {
+    pub fn of(gauge: &IntGauge, number: i64) -> Self {
         gauge.add(number);
         GaugeGuard {
             gauge: gauge.clone(),
@@ -85,11 +71,12 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// The families, and the tenants that have label values.
+/// The families of the gateway, with those of its accounts, and the series of tenants.
 pub(crate) struct GatewayMetrics {
     pub(crate) families: GatewayFamilies,
+    pub(crate) accounts: Arc<AccountMetrics>,
     /// The series of each label value of a tenant.
-    tenants: Mutex<HashMap<String, Vec<Arc<RequestSeries>>>>,
+    series: Mutex<HashMap<String, Vec<Arc<RequestSeries>>>>,
 }
 
 impl GatewayMetrics {
@@ -98,14 +85,12 @@ impl GatewayMetrics {
     /// # Errors
     /// A name is taken, because two gateways share a registry.
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
-        let families = GatewayFamilies::register(metrics.registry())?;
-        // A rate over a counter that does not exist yet shows nothing instead of 0.
-        for limit in LIMITS {
-            families.rejections.with_label_values(&[NONE, limit]);
-        }
+        let accounts = AccountMetrics::new(metrics)?;
+        accounts.show_limits(&LIMITS);
         Ok(GatewayMetrics {
-            families,
-            tenants: Mutex::default(),
+            families: GatewayFamilies::register(metrics.registry())?,
+            accounts: Arc::new(accounts),
+            series: Mutex::default(),
         })
     }
 
@@ -119,8 +104,7 @@ impl GatewayMetrics {
 
     /// Counts a request of a tenant that was refused because a limit was reached.
     pub(crate) fn rejected(&self, tenant: &str, limit: &str) {
-        let labels = [self.tenant_label(tenant), limit];
-        self.families.rejections.with_label_values(&labels).inc();
+        self.accounts.rejected(tenant, limit);
     }
 
     /// The series that a request of a tenant for a model counts in.
@@ -130,9 +114,9 @@ impl GatewayMetrics {
         model: &str,
         hides_metrics: bool,
     ) -> Arc<RequestSeries> {
-        let shown = self.tenant_label(tenant);
-        let mut tenants = self.tenants.lock();
-        let of_tenant = tenants.get(shown);
+        let shown = self.accounts.tenant_label(tenant);
+        let mut series = self.series.lock();
+        let of_tenant = series.get(shown);
         let known = of_tenant
             .into_iter()
             .flatten()
@@ -144,11 +128,15 @@ impl GatewayMetrics {
             true => HIDDEN,
             false => shown,
         };
-        let series = RequestSeries::new(&self.families, [shown, traced], model, hides_metrics);
-        let series = Arc::new(series);
-        let of_tenant = tenants.entry(shown.to_owned()).or_default();
-        of_tenant.push(series.clone());
-        series
+        let new = Arc::new(RequestSeries::new(
+            self,
+            [shown, traced],
+            model,
+            hides_metrics,
+        ));
+        let of_tenant = series.entry(shown.to_owned()).or_default();
+        of_tenant.push(new.clone());
+        new
     }
 
     /// Counts the tool calls of an output.
@@ -163,92 +151,45 @@ impl GatewayMetrics {
 
     /// Counts a request by its final status.
     pub(crate) fn ended(&self, tenant: &str, model: &str, status: &str) {
-        let labels = [self.tenant_label(tenant), model, status];
+        let labels = [self.accounts.tenant_label(tenant), model, status];
         self.families.requests.with_label_values(&labels).inc();
     }
 
     /// Counts the end of a choice. `reason` is that in its answer, if it has one.
-    pub(crate) fn choice_ended(&self, request: &GenerateRequest, reason: Option<FinishReason>) {
+    pub(crate) fn choice_ended(&self, tenant: &str, model: &str, reason: Option<FinishReason>) {
         let reason = reason.map_or("unfinished", FinishReason::as_str);
-        let labels = [
-            self.tenant_label(&request.tenant),
-            &request.model.id,
-            reason,
-        ];
+        let labels = [self.accounts.tenant_label(tenant), model, reason];
         self.families.choices.with_label_values(&labels).inc();
     }
 
-    /// Sets the next ends of keys, by tenant. Tenants without a label of their own show the first of all theirs.
-    pub(crate) fn set_key_ends<'a>(&self, ends: impl Iterator<Item = (&'a str, i64)>) {
-        let mut first = BTreeMap::new();
-        for (tenant, end) in ends {
-            let shown = first.entry(self.tenant_label(tenant)).or_insert(end);
-            *shown = end.min(*shown);
-        }
-        let gauges = &self.families.key_expiry;
-        gauges.reset();
-        for (tenant, end) in first {
-            gauges.with_label_values(&[tenant]).set(end);
-        }
-    }
-
     /// Observes the time to the first token of a choice.
-    pub(crate) fn first_token(&self, request: &GenerateRequest, seconds: f64) {
-        let labels = [
-            self.tenant_label(&request.tenant),
-            &request.model.id,
-            request.class.as_str(),
-        ];
+    pub(crate) fn first_token(&self, tenant: &str, model: &str, class: RequestClass, seconds: f64) {
+        let labels = [self.accounts.tenant_label(tenant), model, class.as_str()];
         let family = &self.families.first_token_seconds;
         family.with_label_values(&labels).observe(seconds);
-    }
-
-    /// The refusals because of a limit, of all tenants.
-    #[cfg(test)]
-    pub(crate) fn rejections(&self, limit: &str) -> u64 {
-        use prometheus::core::Collector as _;
-
-        let families = self.families.rejections.collect();
-        let series = families.iter().flat_map(|family| family.get_metric());
-        let of_limit = series.filter(|series| {
-            let mut labels = series.get_label().iter();
-            labels.any(|label| label.name() == "limit" && label.value() == limit)
-        });
-        of_limit
-            .map(|series| series.get_counter().get_value() as u64)
-            .sum()
-    }
-
-    /// The label value of a tenant.
-    pub(crate) fn tenant_label<'a>(&self, tenant: &'a str) -> &'a str {
-        if tenant == NONE {
-            return tenant;
-        }
-        let mut tenants = self.tenants.lock();
-        if tenants.contains_key(tenant) {
-            return tenant;
-        }
-        if tenants.len() >= TENANT_LABELS_MAX {
-            return "other";
-        }
-        tenants.insert(tenant.to_owned(), Vec::new());
-        tenant
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use refrain_accounts::TENANT_LABELS_MAX;
 
-    #[test]
-    fn label_values_are_bounded() {
-        let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
-        for tenant in 0..TENANT_LABELS_MAX {
-            let tenant = tenant.to_string();
-            assert_eq!(metrics.tenant_label(&tenant), tenant);
+    impl GatewayMetrics {
+        /// The refusals because of a limit, of all tenants.
+        pub(crate) fn rejections(&self, limit: &str) -> u64 {
+            use prometheus::core::Collector as _;
+
+            let families = self.accounts.rejections().collect();
+            let series = families.iter().flat_map(|family| family.get_metric());
+            let of_limit = series.filter(|series| {
+                let mut labels = series.get_label().iter();
+                labels.any(|label| label.name() == "limit" && label.value() == limit)
+            });
+            of_limit
+                .map(|series| series.get_counter().get_value() as u64)
+                .sum()
         }
-        assert_eq!(metrics.tenant_label("one more"), "other");
-        assert_eq!(metrics.tenant_label("7"), "7");
     }
 
     #[test]
@@ -272,7 +213,7 @@ mod tests {
         assert_eq!(gaps(HIDDEN).get_sample_count(), 1);
         assert_eq!(gaps("b").get_sample_count(), 0);
         for tenant in 2..TENANT_LABELS_MAX {
-            metrics.tenant_label(&tenant.to_string());
+            metrics.accounts.tenant_label(&tenant.to_string());
         }
         let shared = metrics.series("one more", "m", false);
         assert!(Arc::ptr_eq(

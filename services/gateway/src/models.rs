@@ -1,7 +1,9 @@
 //! The models on offer: their tokenizers and templates, and the workers that serve them now.
 
+mod config;
 mod grammars;
 mod known_weights;
+mod poll;
 mod template;
 
 use std::collections::HashMap;
@@ -24,11 +26,12 @@ use refrain_tokenization::{
     ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
 };
 
+pub use self::config::ModelConfig;
 pub(crate) use self::grammars::FormModel;
 use self::grammars::Grammars;
-pub(crate) use self::known_weights::KnownWeights;
+pub use self::known_weights::KnownWeights;
+pub(crate) use self::poll::poll_served;
 use self::template::usable_template;
-use crate::config::ModelConfig;
 
 pub(crate) use self::template::template_failed;
 

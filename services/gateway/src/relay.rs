@@ -29,11 +29,8 @@ mod retry_budget;
 mod scheduler_absence;
 mod stream_shaper;
 
-pub(crate) use choice::{ChoiceFigures, ChoiceProgress, OutputToken};
+pub use choice::{ChoiceFigures, ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
-pub(crate) use draft_memory::DraftMemory;
-pub(crate) use events::{RelayEvent, RequestSummary};
-pub(crate) use implicit_groups::ImplicitGroups;
-pub(crate) use request_events::RequestEvents;
+pub use events::{RelayEvent, RequestSummary};
+pub use request_events::RequestEvents;
 pub(crate) use request_time::RequestTime;
-pub(crate) use retry_budget::RetryBudget;

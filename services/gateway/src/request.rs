@@ -3,7 +3,6 @@
 
 mod body;
 mod bound_output;
-mod closed_schema;
 mod end_user;
 mod faults;
 mod fields;
@@ -20,27 +19,28 @@ mod tools;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use refrain_accounts::tenants::Caller;
 use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::{OutputForm, Sampling};
 use refrain_protocol::openai::Parameters;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_tokenization::STAGE;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use crate::STAGE;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
-use crate::tenants::Caller;
 use body::{ChatFields, CompletionFields, RequestBody};
 use tools::{CallDemand, Tools};
 
 pub(crate) use bound_output::{BoundOutput, FormSource};
 pub(crate) use end_user::EndUser;
-pub(crate) use generate_request::GenerateRequest;
-pub(crate) use other_fields::{check_metadata, check_supported};
-pub(crate) use samples::{SampleBody, SamplingFields};
+pub use generate_request::GenerateRequest;
+pub(crate) use other_fields::check_metadata;
+pub use other_fields::check_supported;
+pub use samples::{SampleBody, SamplingFields};
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl OutputOptions {
 /// A request as its body says. Only [`ParsedRequest::chat`] and [`ParsedRequest::completion`] create one, so its
 /// users need not check it again. It has no standing yet, so it cannot be carried out.
 #[derive(Debug)]
-pub(crate) struct ParsedRequest {
+pub struct ParsedRequest {
     pub(crate) endpoint: Endpoint,
     pub(crate) tenant: String,
     pub(crate) model: Arc<Model>,
@@ -152,11 +152,11 @@ const COMPLETION_MAX_TOKENS: u64 = 16;
 
 /// Values of a text completion that names none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CompletionDefaults<'a> {
+pub struct CompletionDefaults<'a> {
     /// The model.
-    pub(crate) model: Option<&'a str>,
+    pub model: Option<&'a str>,
     /// The output limit, tokens. `None`: what the context leaves.
-    pub(crate) max_tokens: Option<u64>,
+    pub max_tokens: Option<u64>,
 }
 
 impl Default for CompletionDefaults<'_> {
@@ -168,17 +168,20 @@ impl Default for CompletionDefaults<'_> {
     }
 }
 
+/// The objects by which the bodies of a tenant are read.
+#[derive(Clone, Copy)]
+pub struct RequestReader<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) models: &'a Models,
+    pub(crate) limits: &'a GatewayTuning,
+}
+
 impl ParsedRequest {
     /// Reads the body of `/v1/chat/completions`, which is freed once it is parsed.
     ///
     /// # Errors
     /// `InvalidRequest` with the field at fault, or `NotFound` for an unknown model.
-    pub(crate) fn chat(
-        body: Bytes,
-        tenant: &str,
-        models: &Models,
-        limits: &GatewayTuning,
-    ) -> Result<Self, ApiError> {
+    pub fn chat(body: Bytes, reader: &RequestReader<'_>) -> Result<Self, ApiError> {
         let RequestBody::<ChatFields> {
             parameters,
             required: messages,
@@ -188,7 +191,7 @@ impl ParsedRequest {
         } = read(&body)?;
         drop(body);
         fields::check_model(&parameters)?;
-        let model = models.get(tenant, &parameters.model)?;
+        let model = reader.models.get(reader.tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
@@ -197,10 +200,15 @@ impl ParsedRequest {
         let tools = Tools::read(&mut chat)?;
         tools.check_shown(&model)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
-        let mut request =
-            ParsedRequest::common(Endpoint::Chat, &parameters, tenant, model, top_logprobs)?;
-        request.check_choices(1, limits)?;
-        let context = models.max_context(&request.model);
+        let mut request = ParsedRequest::common(
+            Endpoint::Chat,
+            &parameters,
+            reader.tenant,
+            model,
+            top_logprobs,
+        )?;
+        request.check_choices(1, reader.limits)?;
+        let context = reader.models.max_context(&request.model);
         let prediction = chat.prediction.take();
         let keep = fields::kept_prompt_tokens(&parameters)?;
         let room = prompt::PromptRoom { context, keep };
@@ -229,7 +237,7 @@ impl ParsedRequest {
             ));
         }
         fields::check_min_tokens(&request.sampling, max_new_tokens)?;
-        request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, limits);
+        request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, reader.limits);
         request.unknown_fields = unknown_fields;
         request.end_user = end_user;
         request.prediction = prompt::prediction(prediction, &request.model, context)?;
@@ -241,29 +249,13 @@ impl ParsedRequest {
         Ok(request)
     }
 
-    /// Reads the body of `/v1/completions`.
+    /// Reads the body of `/v1/completions`, with `defaults` for what it does not name.
     ///
     /// # Errors
     /// As [`ParsedRequest::chat`].
-    pub(crate) fn completion(
+    pub fn completion(
         body: Bytes,
-        tenant: &str,
-        models: &Models,
-        limits: &GatewayTuning,
-    ) -> Result<Self, ApiError> {
-        let defaults = CompletionDefaults::default();
-        ParsedRequest::completion_with(body, tenant, models, limits, defaults)
-    }
-
-    /// The same with other values for what the body does not name.
-    ///
-    /// # Errors
-    /// As [`ParsedRequest::chat`].
-    pub(crate) fn completion_with(
-        body: Bytes,
-        tenant: &str,
-        models: &Models,
-        limits: &GatewayTuning,
+        reader: &RequestReader<'_>,
         defaults: CompletionDefaults<'_>,
     ) -> Result<Self, ApiError> {
         let mut read: RequestBody<CompletionFields> = read(&body)?;
@@ -272,16 +264,14 @@ impl ParsedRequest {
             model.clone_into(&mut read.parameters.model);
         }
         let top_logprobs = fields::completion_logprobs(&read.own)?;
-        ParsedRequest::of_prompts(read, top_logprobs, tenant, models, limits, defaults)
+        ParsedRequest::of_prompts(read, top_logprobs, reader, defaults)
     }
 
     /// Makes a request of the prompts of a completion. `top_logprobs` is what the client may see of each token.
     fn of_prompts(
         body: RequestBody<CompletionFields>,
         top_logprobs: Option<u32>,
-        tenant: &str,
-        models: &Models,
-        limits: &GatewayTuning,
+        reader: &RequestReader<'_>,
         defaults: CompletionDefaults<'_>,
     ) -> Result<Self, ApiError> {
         let RequestBody {
@@ -292,7 +282,7 @@ impl ParsedRequest {
             others,
         } = body;
         fields::check_model(&parameters)?;
-        let model = models.get(tenant, &parameters.model)?;
+        let model = reader.models.get(reader.tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
@@ -300,7 +290,7 @@ impl ParsedRequest {
         let mut request = ParsedRequest::common(
             Endpoint::Completion,
             &parameters,
-            tenant,
+            reader.tenant,
             model,
             top_logprobs,
         )?;
@@ -310,14 +300,14 @@ impl ParsedRequest {
             request.sampling.top_logprobs.get_or_insert(0);
         }
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
-        let context = models.max_context(&request.model);
+        let context = reader.models.max_context(&request.model);
         // This comes before anything is encoded, since a body may have very many prompts.
         let count = prompt::count(&prompt);
-        request.check_choices(count, limits)?;
+        request.check_choices(count, reader.limits)?;
         request.unknown_fields = unknown_fields;
         request.end_user = end_user;
         request.bind(bound_output::bound_completion(asked_form));
-        request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, limits);
+        request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, reader.limits);
         let echoes = completion.echo == Some(true);
         request.output.echoes_logprobs = echoes && top_logprobs.is_some();
         let keep = fields::kept_prompt_tokens(&parameters)?;
@@ -494,6 +484,18 @@ impl ParsedRequest {
         Ok(())
     }
 
+    /// The public name of its model.
+    pub fn model_id(&self) -> &str {
+        &self.model.id
+    }
+
+    /// Makes it a rollout that this signal aborts.
+    pub fn into_rollout(mut self, abort: CancellationToken) -> Self {
+        self.asked_class = RequestClass::Rollout;
+        self.abort = Some(abort);
+        self
+    }
+
     /// Tokens of all prompts.
     pub(crate) fn input_tokens(&self) -> u64 {
         let prompts = self.prompts.iter();
@@ -501,7 +503,7 @@ impl ParsedRequest {
     }
 
     /// Number of choices: prompts times choices of each.
-    pub(crate) fn choice_count(&self) -> usize {
+    pub fn choice_count(&self) -> usize {
         self.prompts.len() * self.choices_per_prompt as usize
     }
 
@@ -517,8 +519,11 @@ impl ParsedRequest {
     }
 }
 
-/// Parses a body. Errors name the field at fault.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+/// Parses a body.
+///
+/// # Errors
+/// `InvalidRequest` with the name of the field at fault.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let _stage = tracing::trace_span!(target: STAGE, "parse").entered();
     // The place of a fault is not kept at first, since that takes time and memory for each key. A faulty body is read
     // once more for it.

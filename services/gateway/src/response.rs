@@ -9,8 +9,9 @@ mod weight_spans;
 mod writer;
 
 pub(crate) use event_stream::EventStreamBody;
-pub(crate) use logprobs::{TokenNames, chat_logprobs, chosen, prompt_logprobs, top};
-pub(crate) use message::text;
-pub(crate) use surface_writer::{SurfaceWriter, read_to_end, write_frame, write_named_frame};
-pub(crate) use weight_spans::add_weight_spans;
+pub use logprobs::{TokenNames, chat_logprobs, chosen, prompt_logprobs, top};
+pub use message::text;
+pub(crate) use surface_writer::write_named_frame;
+pub use surface_writer::{SurfaceWriter, read_to_end, write_frame};
+pub use weight_spans::add_weight_spans;
 pub(crate) use writer::AnswerWriter;

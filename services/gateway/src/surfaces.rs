@@ -20,15 +20,12 @@ mod responses;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use refrain_accounts::tenants::HeaderWords;
+use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::ApiError;
 
-use crate::config::GatewayTuning;
-use crate::models::Models;
-use crate::request::{GenerateRequest, ParsedRequest};
+use crate::request::{CompletionDefaults, GenerateRequest, ParsedRequest, RequestReader};
 use crate::response::{AnswerWriter, SurfaceWriter};
-use crate::tenants::Caller;
-use crate::tenants::file::KeyEndpoint;
-use crate::tenants::rate_headers::HeaderWords;
 
 pub(crate) use chat_body::ChatBody;
 pub(crate) use responses::{PageQuery, ResponseStore, StoreLimits, input_items, unknown_response};
@@ -50,26 +47,8 @@ pub(crate) enum Surface {
     ResponsesCount,
 }
 
-/// The objects that surfaces need to read a body.
-pub(crate) struct SurfaceContext<'a> {
-    pub(crate) models: &'a Models,
-    pub(crate) tuning: &'a GatewayTuning,
-    pub(crate) stored: &'a Arc<ResponseStore>,
-}
-
-/// A request as its body says, and what its answer repeats of the body.
-pub(crate) struct ParsedBody {
-    pub(crate) request: ParsedRequest,
-    answer: AnswerShape,
-}
-
-/// A request that can be carried out, and what its answer repeats of the body.
-pub(crate) struct AcceptedRequest {
-    pub(crate) request: Arc<GenerateRequest>,
-    answer: AnswerShape,
-}
-
-enum AnswerShape {
+/// The shape of an answer, and what it repeats of the body.
+pub(crate) enum AnswerShape {
     OpenAi,
     Messages,
     Responses(Box<responses::Echo>),
@@ -101,37 +80,32 @@ impl Surface {
     pub(crate) fn read(
         self,
         body: Bytes,
-        tenant: &str,
-        context: &SurfaceContext<'_>,
-    ) -> Result<ParsedBody, ApiError> {
-        let (models, tuning) = (context.models, context.tuning);
-        let (request, answer) = match self {
-            Surface::Chat => (
-                ParsedRequest::chat(body, tenant, models, tuning)?,
-                AnswerShape::OpenAi,
-            ),
+        reader: &RequestReader<'_>,
+        stored: &Arc<ResponseStore>,
+    ) -> Result<(ParsedRequest, AnswerShape), ApiError> {
+        Ok(match self {
+            Surface::Chat => (ParsedRequest::chat(body, reader)?, AnswerShape::OpenAi),
             Surface::Completion => (
-                ParsedRequest::completion(body, tenant, models, tuning)?,
+                ParsedRequest::completion(body, reader, CompletionDefaults::default())?,
                 AnswerShape::OpenAi,
             ),
             Surface::Messages | Surface::MessagesCount => {
                 let counts_only = self == Surface::MessagesCount;
                 let (chat, format_field) = messages::to_chat(body, counts_only)?;
                 let renamed = |error| messages::renamed(error, format_field);
-                let read = ParsedRequest::chat(chat, tenant, models, tuning);
+                let read = ParsedRequest::chat(chat, reader);
                 let mut request = read.map_err(renamed)?;
                 request.rename_form_places(renamed);
                 (request, AnswerShape::Messages)
             }
             Surface::Responses | Surface::ResponsesCount => {
-                let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
-                let read = ParsedRequest::chat(chat, tenant, models, tuning);
+                let (chat, echo) = responses::to_chat(body, reader.tenant, stored)?;
+                let read = ParsedRequest::chat(chat, reader);
                 let mut request = read.map_err(responses::renamed)?;
                 request.rename_form_places(responses::renamed);
                 (request, AnswerShape::Responses(Box::new(echo)))
             }
-        };
-        Ok(ParsedBody { request, answer })
+        })
     }
 
     /// The body of an error response, where it is not OpenAI's.
@@ -145,36 +119,20 @@ impl Surface {
     }
 }
 
-impl ParsedBody {
-    /// A request that is answered in OpenAI's shape, or by a writer of the caller's own.
-    pub(crate) fn of(request: ParsedRequest) -> Self {
-        ParsedBody {
-            request,
-            answer: AnswerShape::OpenAi,
-        }
-    }
-
-    /// Gives the request the standing of its caller, as [`ParsedRequest::admit`].
-    pub(crate) fn admit(self, caller: &Caller, may_be_urgent: bool) -> AcceptedRequest {
-        AcceptedRequest {
-            request: self.request.admit(caller, may_be_urgent),
-            answer: self.answer,
-        }
-    }
-}
-
-impl AcceptedRequest {
-    /// Creates the writer of the answer.
+impl AnswerShape {
+    /// Creates the writer of the answer to a request.
     ///
     /// # Errors
     /// The system has no random numbers.
-    pub(crate) fn writer(self) -> Result<Box<dyn SurfaceWriter>, ApiError> {
-        let request = self.request;
-        Ok(match self.answer {
-            AnswerShape::OpenAi => Box::new(AnswerWriter::new(request)?),
-            AnswerShape::Messages => Box::new(messages::MessagesWriter::new(&request)?),
+    pub(crate) fn writer(
+        self,
+        request: &Arc<GenerateRequest>,
+    ) -> Result<Box<dyn SurfaceWriter>, ApiError> {
+        Ok(match self {
+            AnswerShape::OpenAi => Box::new(AnswerWriter::new(request.clone())?),
+            AnswerShape::Messages => Box::new(messages::MessagesWriter::new(request)?),
             AnswerShape::Responses(echo) => {
-                Box::new(responses::ResponsesWriter::new(&request, *echo)?)
+                Box::new(responses::ResponsesWriter::new(request, *echo)?)
             }
         })
     }

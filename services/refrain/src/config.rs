@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use refrain_accounts::tenants::key::KeyConfig;
 use refrain_draft_store::DraftStoreConfig;
-use refrain_gateway::{GatewayConfig, KeyConfig, ModelConfig};
+use refrain_gateway::{GatewayConfig, ModelConfig};
 use refrain_reference_engine::{EngineConfig, SHIPPED_MODEL};
 use refrain_scheduler::SchedulerConfig;
 use refrain_service_kit::config::{EnvRule, Validate, is_http_url, load};

@@ -5,8 +5,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use refrain_gateway::tenants::key::NewKey;
-use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
+use refrain_accounts::tenants::key::NewKey;
+use refrain_accounts::{OperatorConfig, OperatorToken};
+use refrain_gateway::GatewayConfig;
 
 use crate::config::MeshFile;
 

@@ -20,6 +20,7 @@ use refrain_worker::{
 };
 
 use crate::config::{MeshFile, Role};
+use crate::gateway::{self, GuestDeps};
 use crate::late_worker::{EngineConnector, LateWorker, WorkerStart};
 use crate::local::{LocalEngine, LocalWorkers};
 use crate::local_operator;
@@ -70,18 +71,21 @@ impl Process {
             Role::Up => Box::pin(process.up(file, credentials, clocks, metrics)).await?,
             Role::Gateway => {
                 let client = client()?;
+                let guests = GuestDeps {
+                    mesh: mesh_admin::of_gateway(&file, &credentials, &metrics)?,
+                    adopters: adopters(&file.gateway.trainer.adopters, &client),
+                };
                 let deps = GatewayDeps {
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
-                    adopters: adopters(&file.gateway.trainer.adopters, &client),
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
                     model_files: Arc::new(model_files),
-                    mesh: mesh_admin::of_gateway(&file, &credentials, &metrics)?,
                     metrics,
                     clocks,
+                    adopts_engines: !guests.adopters.is_empty(),
                 };
-                let gateway = refrain_gateway::start(file.gateway, deps).await?;
+                let gateway = gateway::start(file.gateway, deps, guests).await?;
                 process.addr = Some(gateway.addr());
                 process.gateway = Some(gateway);
             }
@@ -221,24 +225,27 @@ impl Process {
                 Arc::new(adopter.adopter())
             }
         };
-        let deps = GatewayDeps {
+        let guests = GuestDeps {
             mesh: MeshAdmin {
                 store: Arc::new(store.handle()),
                 usage: Arc::new(store.handle()),
                 workers: workers.clone(),
                 metrics: None,
             },
+            adopters,
+        };
+        let deps = GatewayDeps {
             scheduler: scheduler_handle,
             workers,
-            adopters,
             store: store_handle,
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
             metrics,
             clocks,
+            adopts_engines: !guests.adopters.is_empty(),
         };
         let scheme = file.gateway.operations_http.scheme();
-        let gateway = refrain_gateway::start(file.gateway, deps).await?;
+        let gateway = gateway::start(file.gateway, deps, guests).await?;
         let operations = gateway.operations_addr().filter(|_| has_operator);
         local_operator::announce(
             &data_dir,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use refrain_gateway::KeyConfig;
+use refrain_accounts::tenants::key::KeyConfig;
 use refrain_service_kit::descriptors;
 use refrain_service_kit::telemetry;
 

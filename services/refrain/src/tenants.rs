@@ -12,9 +12,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use refrain_gateway::OperatorToken;
-use refrain_gateway::tenants::act::{self, TenantAct};
-use refrain_gateway::tenants::file::{
+use refrain_accounts::OperatorToken;
+use refrain_accounts::tenants::act::{self, TenantAct};
+use refrain_accounts::tenants::file::{
     KeyEndpoint, KeyEntry, LimitsEntry, TenantEntry, TenantsFile, expiry_text,
 };
 use refrain_lab::text_table::text_table;

@@ -23,6 +23,7 @@
 //! | `size.rs` | The memory of a compiled grammar. |
 //! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
 //! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
+//! | `closed_schema.rs` | Closes the objects of a JSON schema. |
 //! | `schema.rs` | JSON schemas before they are compiled: limits, keywords that are refused, the style of the JSON. |
 //! | `weight.rs` | What the merging of a schema's parts costs. |
 //! | `ebnf.rs` | Grammars in EBNF become Lark. |
@@ -32,6 +33,7 @@
 
 mod cache;
 mod cache_key;
+mod closed_schema;
 mod compiled;
 mod compiler;
 mod ebnf;
@@ -58,6 +60,7 @@ mod vocabulary;
 mod weight;
 
 pub use cache::CacheSize;
+pub use closed_schema::close_objects;
 pub use compiled::{CompiledGrammar, Outcome};
 pub use compiler::GrammarCompiler;
 pub use error::GrammarError;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use actix_web::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use actix_web::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
+use refrain_accounts::tenants::{Caller, QuotaTicket};
+use refrain_accounts::{AccountedRequest, NONE, RequestAccount};
 use refrain_protocol::ApiError;
 use refrain_protocol::error::code;
 use refrain_service_kit::http::AccessNote;
@@ -12,17 +14,14 @@ use tracing::{Instrument, Span};
 
 use crate::http::state::{GatewayState, finish};
 use crate::intake::{AdmissionTicket, AdmittedRequest, FormVerdict};
-use crate::metrics::NONE;
 use crate::models::unknown_model;
 use crate::relay::{RelayEvent, RequestEvents};
 use crate::request::{GenerateRequest, ParsedRequest};
 use crate::response::{EventStreamBody, SurfaceWriter};
-use crate::surfaces::{AcceptedRequest, ParsedBody, Surface};
-use crate::tenants::{Caller, QuotaTicket};
-use crate::usage::{UsageStart, UsageSubject};
+use crate::surfaces::{AnswerShape, Surface};
 
 /// Carries out a request and answers it.
-pub(super) async fn generate(
+pub(crate) async fn generate(
     gateway: web::Data<GatewayState>,
     surface: Surface,
     request: HttpRequest,
@@ -39,29 +38,62 @@ pub(super) async fn generate(
             return finish(surface, received, Err(error));
         }
     };
-    let accepted = gateway.accept(surface, &caller, &request, payload, received);
-    let outcome = match accepted.await {
-        Ok((accepted, admitted)) => {
-            let span = request_span(&accepted.request);
-            gateway
-                .answer(accepted, admitted, received, note)
-                .instrument(span)
-                .await
-        }
-        Err(error) => {
-            gateway.count_refused(&caller.tenant, &error);
-            Err(error)
-        }
+    let outcome = async {
+        let accepted = gateway.accept(surface, &caller, &request, payload, received);
+        let (entered, shape) = accepted
+            .await
+            .inspect_err(|error| gateway.count_refused(&caller.tenant, error))?;
+        let writer = shape.writer(&entered.request)?;
+        gateway.answer(entered, writer, received, note).await
     };
-    let mut response = finish(surface, received, outcome);
+    let mut response = finish(surface, received, outcome.await);
     let words = surface.header_words();
-    let headers = response.headers_mut();
-    gateway.limiter.write_headers(&caller, words, headers);
+    for (name, value) in gateway.accounts.limit_headers(&caller, words) {
+        let (name, value) = (HeaderName::try_from(name), HeaderValue::try_from(value));
+        if let (Ok(name), Ok(value)) = (name, value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
     response
 }
 
+/// A request that all limits have let in, or that was aborted before.
+pub struct EnteredRequest {
+    request: Arc<GenerateRequest>,
+    admitted: Option<AdmittedRequest>,
+}
+
+impl EnteredRequest {
+    /// Gives a request the standing of its caller. Without an admission it is answered as an aborted one.
+    pub(crate) fn new(
+        request: ParsedRequest,
+        caller: &Caller,
+        admitted: Option<AdmittedRequest>,
+    ) -> Self {
+        let account = admitted.as_ref().map(|admitted| &admitted.account);
+        let may_be_urgent = account.is_some_and(RequestAccount::is_urgent);
+        EnteredRequest {
+            request: request.admit(caller, may_be_urgent),
+            admitted,
+        }
+    }
+
+    /// The request, for the writer of its answer.
+    pub fn request(&self) -> &Arc<GenerateRequest> {
+        &self.request
+    }
+
+    /// A writer of its answer in OpenAI's shape.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn openai_writer(&self) -> Result<Box<dyn SurfaceWriter>, ApiError> {
+        AnswerShape::OpenAi.writer(&self.request)
+    }
+}
+
 /// The span of a request that generates.
-pub(crate) fn request_span(request: &GenerateRequest) -> Span {
+fn request_span(request: &GenerateRequest) -> Span {
     let operation = request.endpoint.operation();
     tracing::info_span!(
         "generate",
@@ -88,24 +120,22 @@ impl GatewayState {
         request: &HttpRequest,
         payload: web::Payload,
         received: Instant,
-    ) -> Result<(AcceptedRequest, AdmittedRequest), ApiError> {
+    ) -> Result<(EnteredRequest, AnswerShape), ApiError> {
         let admitted = self.admit(caller, request, payload, received).await?;
         let (mut ticket, mut quota) = (admitted.ticket, admitted.quota);
         let read = move |gateway: &GatewayState, body, tenant: &str| {
-            surface.read(body, tenant, &gateway.surface_context())
+            surface.read(body, &gateway.reader(tenant), &gateway.stored)
         };
-        let mut parsed: ParsedBody = self
+        let (mut asked, shape) = self
             .parse(&caller.tenant, admitted.body, received, read)
             .await?;
-        let asked = &mut parsed.request;
         AccessNote::of(request).note(|facts| facts.model = Some(asked.model.id.clone()));
-        self.judge(asked, caller).await?;
+        self.judge(&mut asked, caller).await?;
         let class = caller.policy.class(asked.asked_class);
         ticket.decide(class, asked.choice_count())?;
-        let reserved = self.reserve(asked, &mut quota).await?;
-        let admitted = self.begin(asked, caller, ticket, quota, reserved).await?;
-        let accepted = parsed.admit(caller, admitted.may_be_urgent());
-        Ok((accepted, admitted))
+        let reserved = self.reserve(&asked, &mut quota).await?;
+        let admitted = self.begin(&asked, caller, ticket, quota, reserved).await?;
+        Ok((EnteredRequest::new(asked, caller, Some(admitted)), shape))
     }
 
     /// Checks what a request asks for.
@@ -170,68 +200,60 @@ impl GatewayState {
         quota: QuotaTicket,
         reserved: (u64, u64),
     ) -> Result<AdmittedRequest, ApiError> {
-        let asks_urgency = request.asked_urgency.is_urgent();
-        let urgent = self.urgent_shares.begin(
-            &caller.tenant,
-            &caller.policy,
-            asks_urgency,
-            reserved,
-            quota.made(),
-        );
-        if !urgent.is_urgent() && asks_urgency {
-            self.metrics.families.urgency_declined.inc();
-        }
         let hides_metrics = caller.policy.hides_metrics;
         let series = self
             .metrics
             .series(&caller.tenant, &request.model.id, hides_metrics);
-        let meter = self.usage.begin(UsageStart {
-            subject: UsageSubject {
-                tenant: caller.tenant.to_string(),
-                key: caller
-                    .key
-                    .as_ref()
-                    .map_or_else(String::new, |key| key.id.clone()),
+        let account = self.accounts.open(
+            caller,
+            AccountedRequest {
                 model: request.model.id.clone(),
+                input_tokens: request.input_tokens(),
+                choices_per_prompt: request.choices_per_prompt as usize,
+                choices: request.choice_count(),
+                asks_urgency: request.asked_urgency.is_urgent(),
+                quota,
+                reserved,
+                tokens: series.tokens.clone(),
             },
-            input_tokens: request.input_tokens(),
-            choices_per_prompt: request.choices_per_prompt as usize,
-            choices: request.choice_count(),
-            budget: quota.budget(),
-            shown: series.clone(),
-        });
-        let meter = Arc::new(meter.await?);
+        );
         Ok(AdmittedRequest {
             _ticket: ticket,
-            quota,
-            urgent,
-            meter,
+            account: account.await?,
             series,
         })
     }
 
-    async fn answer(
+    /// Carries a request out and answers it, whole or as a stream.
+    ///
+    /// # Errors
+    /// The error of the request, if it has one before the head of the answer is sent.
+    pub(crate) async fn answer(
         &self,
-        accepted: AcceptedRequest,
-        admitted: AdmittedRequest,
+        entered: EnteredRequest,
+        writer: Box<dyn SurfaceWriter>,
         received: Instant,
         note: AccessNote,
     ) -> Result<HttpResponse, ApiError> {
-        let request = accepted.request.clone();
-        let writer = accepted.writer()?;
+        let EnteredRequest { request, admitted } = entered;
+        let span = request_span(&request);
         let is_stream = request.is_stream;
-        let events = self
-            .relay
-            .carry_out(request, admitted, received)
-            .noted(note);
-        self.respond(events, writer, is_stream).await
+        let events = match admitted {
+            Some(admitted) => {
+                let events = || self.relay.carry_out(request, admitted, received);
+                span.in_scope(events).noted(note)
+            }
+            None => RequestEvents::aborted(request.choice_count() as u32, request.input_tokens()),
+        };
+        let answered = self.respond(events, writer, is_stream);
+        answered.instrument(span).await
     }
 
     /// Answers with the events of a request, whole or as a stream.
     ///
     /// # Errors
     /// The error of the request, if it has one before the head of the answer is sent.
-    pub(crate) async fn respond(
+    async fn respond(
         &self,
         mut events: RequestEvents,
         writer: Box<dyn SurfaceWriter>,

@@ -8,6 +8,9 @@ use actix_web::http::ConnectionType;
 use actix_web::http::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
 use bytes::Bytes;
+use refrain_accounts::tenants::file::KeyEndpoint;
+use refrain_accounts::tenants::{Caller, QuotaTicket};
+use refrain_accounts::{Accounts, NONE};
 use refrain_protocol::error::code;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
@@ -19,19 +22,15 @@ use crate::intake::{
     Admission, AdmissionTicket, BodyReader, FormCheck, TokenizingLimiter, TokenizingThreads,
     UnknownFields,
 };
-use crate::metrics::{GatewayMetrics, NONE};
+use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::RelayContext;
-use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
-use crate::tenants::file::KeyEndpoint;
-use crate::tenants::{Caller, Callers, Limiter, QuotaTicket, UrgentShares};
-use crate::usage::Usage;
+use crate::request::RequestReader;
+use crate::surfaces::{ResponseStore, Surface};
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
-    pub(crate) callers: Callers,
-    pub(crate) limiter: Limiter,
-    pub(crate) urgent_shares: UrgentShares,
+    pub(crate) accounts: Arc<Accounts>,
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
     pub(crate) tokenizing: TokenizingLimiter,
@@ -44,7 +43,6 @@ pub(crate) struct GatewayState {
     pub(crate) tuning: GatewayTuning,
     pub(crate) readiness: Readiness,
     pub(crate) stored: Arc<ResponseStore>,
-    pub(crate) usage: Usage,
 }
 
 /// The body of a request that was admitted.
@@ -65,7 +63,7 @@ const RETRY_AFTER_MS: u64 = 1_000;
 const X_API_KEY: &str = "x-api-key";
 
 /// The length of the body that the head announces.
-pub(crate) fn announced_bytes(request: &HttpRequest) -> Option<u64> {
+pub fn announced_bytes(request: &HttpRequest) -> Option<u64> {
     let length = request.headers().get(CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }
@@ -106,7 +104,7 @@ impl GatewayState {
     /// The caller of a request, by either header that clients send keys in.
     ///
     /// # Errors
-    /// As [`Callers::caller`].
+    /// As [`Accounts::caller`].
     pub(super) async fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
         let headers = request.headers();
         // A header that is not text matches no key.
@@ -115,7 +113,7 @@ impl GatewayState {
         let authorization = headers.get(AUTHORIZATION).map(text);
         let key = headers.get(X_API_KEY).map(text);
         let caller = self
-            .callers
+            .accounts
             .caller(authorization.as_deref(), key.as_deref(), now)
             .await?;
         AccessNote::of(request).note(|facts| facts.tenant = Some(caller.tenant.to_string()));
@@ -125,7 +123,7 @@ impl GatewayState {
     /// The caller of a request to an endpoint.
     ///
     /// # Errors
-    /// As [`Callers::caller`], and `Forbidden` if the key may not call the endpoint.
+    /// As [`Accounts::caller`], and `Forbidden` if the key may not call the endpoint.
     pub(super) async fn caller_at(
         &self,
         request: &HttpRequest,
@@ -136,11 +134,12 @@ impl GatewayState {
         Ok(caller)
     }
 
-    pub(super) fn surface_context(&self) -> SurfaceContext<'_> {
-        SurfaceContext {
+    /// The objects by which the bodies of a tenant are read.
+    pub(crate) fn reader<'a>(&'a self, tenant: &'a str) -> RequestReader<'a> {
+        RequestReader {
+            tenant,
             models: &self.models,
-            tuning: &self.tuning,
-            stored: &self.stored,
+            limits: &self.tuning,
         }
     }
 
@@ -165,7 +164,7 @@ impl GatewayState {
         // A full gateway refuses before it reads the body. The request is admitted only when there is something to
         // do.
         self.admission.check(tenant)?;
-        let quota = self.limiter.begin(caller, received).await?;
+        let quota = self.accounts.begin(caller, received).await?;
         let body = self
             .bodies
             .read(tenant, announced_bytes(request), payload, received)

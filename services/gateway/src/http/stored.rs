@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use actix_web::{HttpRequest, HttpResponse, Resource, web};
+use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::{ApiError, TenantName};
 use refrain_service_kit::http::{HttpError, get, post};
 use serde::Deserialize;
@@ -10,7 +11,6 @@ use serde_json::json;
 
 use crate::http::state::GatewayState;
 use crate::surfaces::{PageQuery, input_items, unknown_response};
-use crate::tenants::file::KeyEndpoint;
 
 /// A route that reads and deletes a response.
 pub(super) fn responses(path: &str) -> Resource {

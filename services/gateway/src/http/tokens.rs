@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
+use refrain_accounts::NONE;
+use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::openai::JsonObject;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{JsonValue, TokenizationError};
@@ -12,11 +14,9 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::http::state::{GatewayState, finish};
-use crate::metrics::NONE;
 use crate::models::Model;
 use crate::request::{ParsedRequest, read};
 use crate::surfaces::{ChatBody, Surface};
-use crate::tenants::file::KeyEndpoint;
 
 /// Fields of a chat that decide its prompt.
 const PROMPT_FIELDS: [&str; 6] = [
@@ -43,8 +43,8 @@ pub(super) async fn count(
     payload: web::Payload,
 ) -> HttpResponse {
     let read = move |gateway: &GatewayState, body, tenant: &str| {
-        let accepted = surface.read(body, tenant, &gateway.surface_context())?;
-        let prompts = &accepted.request.prompts;
+        let (asked, _) = surface.read(body, &gateway.reader(tenant), &gateway.stored)?;
+        let prompts = &asked.prompts;
         let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         Ok(HttpResponseJson(match surface {
             Surface::ResponsesCount => {
@@ -186,8 +186,7 @@ fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokeni
             for field in PROMPT_FIELDS {
                 chat.take(&given, field, field)?;
             }
-            let request =
-                ParsedRequest::chat(chat.finish(), tenant, &gateway.models, &gateway.tuning)?;
+            let request = ParsedRequest::chat(chat.finish(), &gateway.reader(tenant))?;
             request
                 .prompts
                 .iter()

@@ -46,20 +46,8 @@ refrain_service_kit::metric_families! {
         pub(crate) implicit_groups: IntGauge = "refrain_gateway_implicit_groups",
         /// Request bodies that are arriving.
         pub(crate) bodies: IntGauge = "refrain_gateway_bodies_arriving",
-        /// Requests of trainers in flight, those that are held included.
-        pub(crate) trainer_in_flight: IntGauge = "refrain_gateway_trainer_requests_in_flight",
         /// Requests of trainers that are held back until there is room for them.
         pub(crate) trainer_held: IntGauge = "refrain_gateway_trainer_requests_held",
-        /// Bytes of bodies of trainers that are read, and whose requests are not admitted yet.
-        pub(crate) trainer_held_bytes: IntGauge = "refrain_gateway_trainer_held_bytes",
-        /// Requests of trainers by route and outcome. Those that `left` have lost their client.
-        pub(crate) trainer_requests: IntCounterVec =
-            "refrain_gateway_trainer_requests_total" ["route", "outcome"],
-        /// Requests that trainers have aborted.
-        pub(crate) trainer_aborts: IntCounter = "refrain_gateway_trainer_aborts_total",
-        /// Orders of trainers to workers, by the answer of each worker.
-        pub(crate) trainer_orders: IntCounterVec =
-            "refrain_gateway_trainer_orders_total" ["order", "outcome"],
         /// Bytes of large bodies that are being parsed and tokenized.
         pub(crate) tokenizing: IntGauge = "refrain_gateway_tokenizing_bytes",
         /// Bytes of large bodies that wait to be parsed and tokenized.
@@ -74,45 +62,6 @@ refrain_service_kit::metric_families! {
         pub(crate) responses: IntGauge = "refrain_gateway_responses_stored",
         /// Bytes of these responses with their conversations.
         pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
-        /// Requests refused because a limit was reached, by the limit. A limit that is no tenant's has the tenant
-        /// `none`.
-        pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["tenant", "limit"],
-        /// Urgent requests that were carried out as ordinary ones, since their tenant had used up its urgent share.
-        pub(crate) urgency_declined: IntCounter = "refrain_gateway_urgency_declined_total",
-        /// Tenants in the file of tenants, or in the draft store.
-        pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
-        /// Keys of these tenants.
-        pub(crate) tenant_keys: IntGauge = "refrain_gateway_tenant_keys",
-        /// The next time at which a key of a tenant ends that no later key of its name replaces, in Unix seconds.
-        pub(crate) key_expiry: IntGaugeVec = "refrain_gateway_key_expiry_seconds" ["tenant"],
-        /// Times that the tenants were taken over, or failed to be. Alert on failures.
-        pub(crate) tenants_read: IntCounterVec =
-            "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
-        /// Public keys of the issuer of tokens.
-        pub(crate) jwks_keys: IntGauge = "refrain_gateway_jwks_keys",
-        /// Times that these keys were read, or failed to be.
-        pub(crate) jwks_read: IntCounterVec =
-            "refrain_gateway_jwks_read_total" ["outcome"] with ["read", "failed"],
-        /// Valid tokens that are remembered.
-        pub(crate) tokens_remembered: IntGauge = "refrain_gateway_tokens_remembered",
-        /// Administrative acts by their outcome. A refused one has changed nothing.
-        pub(crate) admin_acts: IntCounterVec =
-            "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],
-        /// Calls of the admin API without the token of an operator.
-        pub(crate) admin_token_refusals: IntCounter = "refrain_gateway_admin_token_refusals_total",
-        /// Rows of usage: one per hour, tenant, key and model.
-        pub(crate) usage_rows: IntGauge = "refrain_gateway_usage_rows",
-        /// Bytes of the usage journal.
-        pub(crate) usage_journal_bytes: IntGauge = "refrain_gateway_usage_journal_bytes",
-        /// Rows of usage that the draft store that is furthest behind does not have.
-        pub(crate) usage_unsent_rows: IntGauge = "refrain_gateway_usage_unsent_rows",
-        /// Calls that sent usage to a draft store.
-        pub(crate) usage_sends: IntCounterVec =
-            "refrain_gateway_usage_sends_total" ["outcome"] with ["done", "failed"],
-        /// Times that the usage journal could not be written. Alert unless 0.
-        pub(crate) usage_write_failures: IntCounter = "refrain_gateway_usage_write_failures_total",
-        /// Rows of usage that were given up before a draft store had them. Alert unless 0.
-        pub(crate) usage_lost: IntCounter = "refrain_gateway_usage_lost_rows_total",
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
         /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was
@@ -127,9 +76,6 @@ refrain_service_kit::metric_families! {
         /// Requests by their final status; 499 means that the client went away. A request of an unknown caller has
         /// the tenant `none`, and one that was refused before its model was known has the model `none`.
         pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["tenant", "model", "status"],
-        /// Tokens of requests, also of those that fail, counted while they run: `input`, and of these
-        /// `cached_input`; `output`, and of these `reasoning`; `verified_draft`, and of these `accepted_draft`.
-        pub(super) tokens: IntCounterVec = "refrain_gateway_tokens_total" ["tenant", "model", "kind"],
         /// Choices that ended, by the reason in their answers. An `unfinished` one failed, or its client left.
         pub(super) choices: IntCounterVec = "refrain_gateway_choices_total" ["tenant", "model", "finish_reason"],
         /// Seconds between the arrivals of two steps of a choice. A step has one token or more.

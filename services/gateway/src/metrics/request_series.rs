@@ -1,18 +1,20 @@
 //! The series that a request counts in, by its tenant and model.
 
-use prometheus::{Histogram, IntCounter};
-use refrain_protocol::openai::{Timings, Usage};
-use refrain_protocol::usage::UsageCounts;
+use std::sync::Arc;
 
-use super::families::GatewayFamilies;
+use prometheus::Histogram;
+use refrain_accounts::TokenSeries;
+use refrain_protocol::openai::{Timings, Usage};
+
+use super::GatewayMetrics;
 
 /// The series of the requests of a tenant for a model. They are looked up once for a request, since each lookup takes
 /// as long as several observations.
 pub(crate) struct RequestSeries {
     pub(super) model: String,
     pub(super) hides_metrics: bool,
-    /// As the kinds of [`UsageCounts`].
-    tokens: [IntCounter; 6],
+    /// Tokens, which are counted while requests run.
+    pub(crate) tokens: Arc<TokenSeries>,
     /// Seconds from the head of the request to its last token.
     pub(crate) seconds: Histogram,
     /// Seconds per token after the first one.
@@ -26,15 +28,12 @@ pub(crate) struct RequestSeries {
 impl RequestSeries {
     /// The series with the tenant label `shown`. Those that tell what was known before are of the tenant `traced`.
     pub(super) fn new(
-        families: &GatewayFamilies,
+        metrics: &GatewayMetrics,
         [shown, traced]: [&str; 2],
         model: &str,
         hides_metrics: bool,
     ) -> Self {
-        let tokens = |tenant, kind| {
-            let labels = [tenant, model, kind];
-            families.tokens.with_label_values(&labels)
-        };
+        let families = &metrics.families;
         let phase = |phase| families.phase_seconds.with_label_values(&[model, phase]);
         let usage = |kind| {
             let labels = [shown, model, kind];
@@ -45,27 +44,12 @@ impl RequestSeries {
         RequestSeries {
             model: model.to_owned(),
             hides_metrics,
-            tokens: [
-                tokens(shown, "input"),
-                tokens(traced, "cached_input"),
-                tokens(shown, "output"),
-                tokens(shown, "reasoning"),
-                tokens(traced, "verified_draft"),
-                tokens(traced, "accepted_draft"),
-            ],
+            tokens: Arc::new(metrics.accounts.tokens([shown, traced], model)),
             seconds: families.request_seconds.with_label_values(&of_both),
             per_token_seconds: families.per_token_seconds.with_label_values(&of_both),
             step_gap_seconds: step_gaps.with_label_values(&[traced, model]),
             phase_seconds: ["prefill", "decode"].map(phase),
             token_usage: ["input", "output"].map(usage),
-        }
-    }
-
-    /// Adds tokens, while the request runs.
-    pub(crate) fn add_tokens(&self, counts: UsageCounts) {
-        let [_requests, tokens @ ..] = counts.values();
-        for (counter, tokens) in self.tokens.iter().zip(tokens) {
-            counter.inc_by(tokens);
         }
     }
 

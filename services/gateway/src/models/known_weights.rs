@@ -7,7 +7,7 @@ const UNKNOWN: u64 = u64::MAX;
 
 /// The weights of a model, as far as answers and orders tell.
 #[derive(Debug)]
-pub(crate) struct KnownWeights {
+pub struct KnownWeights {
     version: AtomicU64,
     changes: AtomicU64,
 }
@@ -23,7 +23,7 @@ impl Default for KnownWeights {
 
 impl KnownWeights {
     /// The newest version that a worker has named, or that of the last order; 0 before there was any.
-    pub(crate) fn version(&self) -> u64 {
+    pub fn version(&self) -> u64 {
         match self.version.load(Ordering::Relaxed) {
             UNKNOWN => 0,
             version => version,
@@ -31,13 +31,13 @@ impl KnownWeights {
     }
 
     /// How often the weights have changed so far. The samples between two changes are those of one epoch.
-    pub(crate) fn changes(&self) -> u64 {
+    pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 
     /// Notes the version of an answer. An older one, of a worker that lags behind, changes nothing. The first one is
     /// no change, since the gateway may have been started in the midst of an epoch.
-    pub(crate) fn seen(&self, version: u64) {
+    pub fn seen(&self, version: u64) {
         let note = |known| (known == UNKNOWN || known < version).then_some(version);
         // Every step comes here, so the usual case is only a read.
         let noted = self
@@ -49,7 +49,7 @@ impl KnownWeights {
     }
 
     /// Notes the version that a worker has after an order. It may be an older one, if a trainer goes back.
-    pub(crate) fn replaced(&self, version: u64) {
+    pub fn replaced(&self, version: u64) {
         if self.version.swap(version, Ordering::Relaxed) != version {
             self.changes.fetch_add(1, Ordering::Relaxed);
         }

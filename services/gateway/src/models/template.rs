@@ -4,7 +4,7 @@ use anyhow::Context;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_tokenization::{ChatTemplate, ModelFiles};
 
-use crate::config::ModelConfig;
+use super::config::ModelConfig;
 
 /// OpenAI's `code` of errors that the operator's template has caused.
 pub(super) const CHAT_TEMPLATE_FAILED: &str = "chat_template_failed";

@@ -60,43 +60,45 @@ struct ChunkState {
 
 /// A token and, if asked for, its log-probability.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct OutputToken {
-    pub(crate) id: TokenId,
-    pub(crate) logprob: Option<TokenLogprob>,
+pub struct OutputToken {
+    /// The token.
+    pub id: TokenId,
+    /// Its log-probability, and those of other tokens in its place.
+    pub logprob: Option<TokenLogprob>,
     /// The version of the weights that sampled it.
-    pub(crate) weight_version: u64,
+    pub weight_version: u64,
 }
 
 /// The figures of a choice, in the answers to trainers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ChoiceFigures {
+pub struct ChoiceFigures {
     /// Prompt tokens whose KV was in a cache.
-    pub(crate) cached_tokens: u64,
+    pub cached_tokens: u64,
     /// Engine steps.
-    pub(crate) steps: u64,
+    pub steps: u64,
     /// Draft tokens that were verified.
-    pub(crate) drafted: u64,
+    pub drafted: u64,
     /// Draft tokens that were accepted.
-    pub(crate) accepted: u64,
+    pub accepted: u64,
 }
 
 /// The new output of a choice after an event.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ChoiceProgress {
+pub struct ChoiceProgress {
     /// New text, reasoning and calls, of which no stop text can take anything back any more. Every call has an id.
-    pub(crate) events: Vec<Event>,
+    pub events: Vec<Event>,
     /// Tokens of the prompt that were scored.
-    pub(crate) prompt: Vec<OutputToken>,
+    pub prompt: Vec<OutputToken>,
     /// New output tokens, each once, whether or not their text is complete.
-    pub(crate) tokens: Vec<OutputToken>,
+    pub tokens: Vec<OutputToken>,
     /// The number of the stop text that ended the output.
-    pub(crate) stop_text: Option<usize>,
+    pub stop_text: Option<usize>,
     /// Set when the choice has ended.
-    pub(crate) finish: Option<FinishReason>,
+    pub finish: Option<FinishReason>,
     /// The figures of the choice, once it has ended.
-    pub(crate) figures: Option<ChoiceFigures>,
+    pub figures: Option<ChoiceFigures>,
     /// Whether the worker has to be told where the output ends, because it decoded, or would decode, past the end.
-    pub(crate) needs_cut: bool,
+    pub needs_cut: bool,
 }
 
 impl ChoiceProgress {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
+use refrain_accounts::tenants::Made;
+use refrain_accounts::{ProgressClock, UsageMeter};
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, ParkedContext,
 };
@@ -28,8 +30,6 @@ use crate::relay::implicit_groups::PromptGroup;
 use crate::relay::lease_guard::LeaseGuard;
 use crate::relay::parked_at::ParkedAt;
 use crate::request::GenerateRequest;
-use crate::tenants::Made;
-use crate::usage::{ProgressClock, UsageMeter};
 
 /// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
 const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
@@ -94,7 +94,8 @@ impl Drop for ChoiceRun<'_> {
     fn drop(&mut self) {
         self.meter.end_choice(self.index, self.choice.usage());
         let reason = self.choice.finish_reason();
-        self.context.metrics.choice_ended(self.request, reason);
+        let (tenant, model) = (&self.request.tenant, &self.request.model.id);
+        self.context.metrics.choice_ended(tenant, model, reason);
     }
 }
 
@@ -106,7 +107,7 @@ impl ChoiceRun<'_> {
     /// The namespace, whose signature is renewed now and then.
     fn namespace(&self) -> Arc<KnownNamespace> {
         let models = &self.context.models;
-        models.namespace(&self.request.scope, &self.request.model)
+        models.namespace(&self.request.standing().scope, &self.request.model)
     }
 
     /// The group of samples: the client's, or that of the prompt.
@@ -143,8 +144,8 @@ impl ChoiceRun<'_> {
             request: self.id,
             namespace: namespace.signed.clone(),
             group,
-            class: self.request.class,
-            weight: self.request.weight,
+            class: self.request.standing().class,
+            weight: self.request.standing().weight,
             age_ms: millis(asked.elapsed()),
             epoch_seen: attempts.epoch_seen(),
             ended: ended.and_then(LeaseGuard::continues),
@@ -192,7 +193,10 @@ impl ChoiceRun<'_> {
         resumes: Option<ParkedContext>,
     ) -> ChunkRequest {
         let retries_left = self.context.retries.left();
-        let time_left = self.context.time.left(self.request.class, self.received);
+        let time_left = self
+            .context
+            .time
+            .left(self.request.standing().class, self.received);
         let forced = self.choice.forced();
         // Forced tokens are certain, so they are the best draft of themselves.
         let prediction = match forced.is_empty() {
@@ -223,8 +227,8 @@ impl ChoiceRun<'_> {
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: self.chunk_tokens(lease),
             speculation: self.request.speculation,
-            drafts: self.request.drafts,
-            urgency: self.request.urgency,
+            drafts: self.request.standing().drafts,
+            urgency: self.request.standing().urgency,
             budget: ChunkBudget {
                 attempts: attempts.left().min(retries_left.saturating_add(1)),
                 // After this time the request has certainly run out of time.
@@ -337,7 +341,12 @@ impl ChoiceRun<'_> {
                     self.request.model.weights.seen(message.weight_version);
                     let mut pieces = Vec::new();
                     let now = heard.saturating_duration_since(self.received);
-                    let each = self.request.shape.is_some().then_some(&mut pieces);
+                    let each = self
+                        .request
+                        .standing()
+                        .shape
+                        .is_some()
+                        .then_some(&mut pieces);
                     let progress = match self.choice.step_in_pieces(now, message, each) {
                         Ok(progress) => progress,
                         Err(fault) => {
@@ -362,7 +371,7 @@ impl ChoiceRun<'_> {
                         self.send(progress).await?;
                         return Ok(ChunkOutcome::Finished);
                     }
-                    match self.request.shape {
+                    match self.request.standing().shape {
                         Some(_) => self.send(progress).await?,
                         None => self.unsent.append(progress),
                     }
@@ -476,7 +485,7 @@ impl ChoiceRun<'_> {
             || self.request.abort.is_some();
         let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
         let shows_tokens = wants_tokens && has_tokens;
-        let is_needed = shows_tokens || is_first || self.request.shape.is_some();
+        let is_needed = shows_tokens || is_first || self.request.standing().shape.is_some();
         if progress.events.is_empty() && progress.finish.is_none() && !is_needed {
             return Ok(());
         }
@@ -495,7 +504,9 @@ impl ChoiceRun<'_> {
             self.first_token = Some(now);
             let metrics = &self.context.metrics;
             let waited = now.saturating_duration_since(self.received);
-            metrics.first_token(self.request, waited.as_secs_f64());
+            let (tenant, model) = (&self.request.tenant, &self.request.model.id);
+            let class = self.request.standing().class;
+            metrics.first_token(tenant, model, class, waited.as_secs_f64());
         }
     }
 

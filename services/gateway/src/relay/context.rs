@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use refrain_accounts::NONE;
 use refrain_rpc::{Scheduler, Workers};
 
-use crate::config::GatewayTuning;
+use crate::config::{GatewayConfig, GatewayTuning};
+use crate::deps::GatewayDeps;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::draft_memory::DraftMemory;
@@ -30,4 +32,44 @@ pub(crate) struct RelayContext {
     pub(crate) groups: ImplicitGroups,
     pub(crate) time: Arc<RequestTime>,
     pub(crate) tuning: GatewayTuning,
+}
+
+impl RelayContext {
+    /// Creates the objects.
+    ///
+    /// # Errors
+    /// The registry has one of the metrics already.
+    pub(crate) fn new(
+        config: &GatewayConfig,
+        deps: &GatewayDeps,
+        models: Arc<Models>,
+        metrics: Arc<GatewayMetrics>,
+        time: Arc<RequestTime>,
+    ) -> anyhow::Result<Self> {
+        let tasks = tokio::runtime::Handle::current();
+        let rejections = metrics.accounts.rejections();
+        Ok(RelayContext {
+            scheduler: deps.scheduler.clone(),
+            workers: deps.workers.clone(),
+            memory: DraftMemory::new(deps.store.clone(), metrics.clone(), tasks.clone()),
+            models,
+            retries: RetryBudget::new(
+                config.retry_share,
+                config.tuning.retries_per_s_min,
+                &deps.metrics,
+                rejections.with_label_values(&[NONE, "retries"]),
+            )?,
+            scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
+            rollout_scheduler_wait: Duration::from_millis(config.rollout_scheduler_wait_ms),
+            groups: ImplicitGroups::new(
+                Duration::from_millis(config.implicit_group_window_ms),
+                config.implicit_groups_max,
+                metrics.families.implicit_groups.clone(),
+            ),
+            metrics,
+            tasks,
+            time,
+            tuning: config.tuning.clone(),
+        })
+    }
 }

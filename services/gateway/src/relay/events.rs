@@ -7,7 +7,7 @@ use crate::relay::choice::ChoiceProgress;
 
 /// An event of a request. The last one is `Done` or `Failed`.
 #[derive(Debug)]
-pub(crate) enum RelayEvent {
+pub enum RelayEvent {
     /// A choice has new output, or has ended.
     Progress {
         /// Index of the choice.
@@ -23,10 +23,11 @@ pub(crate) enum RelayEvent {
 
 /// The figures of a finished request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct RequestSummary {
-    pub(crate) usage: Usage,
+pub struct RequestSummary {
+    /// The tokens of the request.
+    pub usage: Usage,
     /// `None`: the answer must not have them.
-    pub(crate) metrics: Option<ResponseMetrics>,
+    pub metrics: Option<ResponseMetrics>,
 }
 
 impl RequestSummary {

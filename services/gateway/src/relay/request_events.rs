@@ -8,19 +8,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use refrain_accounts::tenants::StreamShape;
+use refrain_protocol::openai::{FinishReason, Usage};
 use refrain_protocol::scheduling::RequestClass;
 use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::AccessNote;
 use tokio::sync::mpsc;
 
+use crate::relay::choice::ChoiceProgress;
 use crate::relay::driven_work::DrivenWork;
-use crate::relay::events::RelayEvent;
+use crate::relay::events::{RelayEvent, RequestSummary};
 use crate::relay::request_time::{RequestTime, TimeEntry};
 use crate::relay::stream_shaper::StreamShaper;
-use crate::stream_shape::StreamShape;
 
 /// The events of one request. Dropping it stops the request.
-pub(crate) struct RequestEvents {
+pub struct RequestEvents {
     work: Arc<DrivenWork>,
     /// Ends the request if nobody drives it.
     _entry: Option<TimeEntry>,
@@ -55,6 +57,30 @@ impl RequestEvents {
         }
     }
 
+    /// The events of a request that was aborted before it began: all its choices end without a token.
+    pub(crate) fn aborted(choices: u32, prompt_tokens: u64) -> Self {
+        RequestEvents::new(1, move |events| async move {
+            for index in 0..choices {
+                let progress = ChoiceProgress {
+                    finish: Some(FinishReason::Abort),
+                    ..ChoiceProgress::default()
+                };
+                // An error means that the reader has left.
+                let _ = events.send(RelayEvent::Progress { index, progress }).await;
+            }
+            let usage = Usage {
+                prompt_tokens,
+                total_tokens: prompt_tokens,
+                ..Usage::default()
+            };
+            let summary = RequestSummary {
+                usage,
+                metrics: None,
+            };
+            let _ = events.send(RelayEvent::Done(Box::new(summary))).await;
+        })
+    }
+
     /// Gives the events a shape.
     pub(super) fn shaped(mut self, shape: Option<StreamShape>) -> Self {
         self.shaped = shape.map(|shape| {
@@ -86,7 +112,7 @@ impl RequestEvents {
     }
 
     /// Waits for the next event; `None` after the last one.
-    pub(crate) async fn next(&mut self) -> Option<RelayEvent> {
+    pub async fn next(&mut self) -> Option<RelayEvent> {
         poll_fn(|context| self.poll_next(context)).await
     }
 

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use futures_util::TryFutureExt as _;
 use futures_util::future::try_join_all;
+use refrain_accounts::tenants::Made;
+use refrain_accounts::{ProgressClock, UsageMeter};
 use refrain_output_parsers::{Counts, OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
@@ -16,11 +18,11 @@ use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{LeaseOutcome, RequestClass};
 use refrain_protocol::{ApiError, ErrorKind, RequestId, TokenId};
 use refrain_service_kit::random;
+use refrain_tokenization::STAGE;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
-use crate::STAGE;
 use crate::intake::AdmittedRequest;
 use crate::metrics::{GaugeGuard, RequestSeries};
 use crate::relay::aborts::until_aborted;
@@ -36,8 +38,6 @@ use crate::relay::parked_at::ParkedAt;
 use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
-use crate::tenants::Made;
-use crate::usage::{ProgressClock, UsageMeter};
 
 impl RelayContext {
     /// Starts a request. It is carried out as its events are read.
@@ -47,7 +47,11 @@ impl RelayContext {
         admitted: AdmittedRequest,
         received: Instant,
     ) -> RequestEvents {
-        let (context, class, shape) = (self.clone(), request.class, request.shape);
+        let (context, class, shape) = (
+            self.clone(),
+            request.standing().class,
+            request.standing().shape,
+        );
         let events = RequestEvents::new(self.tuning.stream_events_max, move |events| {
             let work = async move {
                 let mut record = OutcomeRecord {
@@ -60,16 +64,16 @@ impl RelayContext {
                 let reports = Reports {
                     events: &events,
                     received,
-                    made: admitted.quota.made(),
-                    meter: admitted.meter.clone(),
+                    made: admitted.account.made(),
+                    meter: admitted.account.meter().clone(),
                     series: &admitted.series,
                 };
                 let outcome = context.run(&request, &reports).await;
                 let outcome = record.outcome.insert(outcome).clone();
                 drop(record);
-                admitted.meter.settle().await;
+                admitted.account.meter().settle().await;
                 let last = match outcome {
-                    Ok(summary) if request.hides_metrics => {
+                    Ok(summary) if request.standing().hides_metrics => {
                         RelayEvent::Done(Box::new(summary.without_traces()))
                     }
                     Ok(summary) => RelayEvent::Done(Box::new(summary)),
@@ -89,7 +93,7 @@ impl RelayContext {
         request: &GenerateRequest,
         reports: &Reports<'_>,
     ) -> Result<RequestSummary, ApiError> {
-        let (class, received) = (request.class, reports.received);
+        let (class, received) = (request.standing().class, reports.received);
         let dropped = Arc::new(DropReason::new(self.time.clone(), class, received));
         let prompts = self.prompts(request)?;
         let per_prompt = request.choices_per_prompt as usize;
@@ -106,7 +110,9 @@ impl RelayContext {
 
     /// Hashes the prompts of a request, once for all their choices.
     fn prompts<'a>(&self, request: &'a GenerateRequest) -> Result<Vec<HashedPrompt<'a>>, ApiError> {
-        let namespace = self.models.namespace(&request.scope, &request.model);
+        let namespace = self
+            .models
+            .namespace(&request.standing().scope, &request.model);
         let namespace = namespace.id;
         let hashed = request.prompts.iter().map(|prompt| {
             let mut prefixes = PrefixHasher::new(&namespace);
@@ -172,11 +178,13 @@ impl RelayContext {
             return Ok(ChoiceSummary::default());
         }
         let text = output_text(request)?;
-        let is_rollout = request.class == RequestClass::Rollout;
+        let is_rollout = request.standing().class == RequestClass::Rollout;
         // Somebody who waits for each token does not wait for an estimate as well.
         let expected_tokens = match is_rollout && !request.output.scores_prompt() {
             true => {
-                let namespace = self.models.namespace(&request.scope, &request.model);
+                let namespace = self
+                    .models
+                    .namespace(&request.standing().scope, &request.model);
                 let prompt = PromptHash::of(&prompt.tokens);
                 self.memory.expected_tokens(&namespace, prompt).await
             }
@@ -356,7 +364,7 @@ impl Drop for OutcomeRecord<'_> {
         let RelayContext { metrics, time, .. } = self.context;
         // The gateway may have ended the request while the client still waits.
         let outcome = self.outcome.take();
-        let ended_by = || time.ended_by(self.request.class, self.received);
+        let ended_by = || time.ended_by(self.request.standing().class, self.received);
         let outcome = outcome.or_else(|| ended_by().map(Err));
         let status = match &outcome {
             None => "499".to_owned(),

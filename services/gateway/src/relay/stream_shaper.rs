@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::relay::choice::ChoiceProgress;
 use crate::relay::events::RelayEvent;
-use crate::stream_shape::StreamShape;
+use refrain_accounts::tenants::StreamShape;
 
 /// Tokens of an event. The last one of a choice has fewer.
 const EVENT_TOKENS: usize = 8;

@@ -1,5 +1,6 @@
 //! The form that binds an output: what the body asks for, and the calls that are forced, as the model writes them.
 
+use refrain_output_grammar::close_objects;
 use refrain_output_parsers::{
     CallsWanted, NoForm, ReasoningParserKind, Tool, ToolParserKind, answer_form, calls_form,
 };
@@ -7,7 +8,6 @@ use refrain_protocol::engine::{OutputForm, TextForm};
 use refrain_protocol::{ApiError, TokenId};
 use serde_json::{Value, json};
 
-use super::closed_schema::close_objects;
 use super::output_form::AskedForm;
 use super::refusal::unsupported;
 use super::tools::{CallDemand, Tools};
@@ -219,7 +219,7 @@ mod tests {
     use refrain_tokenization::testing::byte_level_files;
 
     use super::*;
-    use crate::config::ModelConfig;
+    use crate::models::ModelConfig;
 
     fn model(reasoning: &str) -> Model {
         let config = ModelConfig {

@@ -7,9 +7,9 @@ use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use refrain_tokenization::testing::byte_level_files;
 
-use super::ParsedRequest;
-use crate::config::{GatewayTuning, ModelConfig};
-use crate::models::Models;
+use super::{CompletionDefaults, ParsedRequest, RequestReader};
+use crate::config::GatewayTuning;
+use crate::models::{ModelConfig, Models};
 
 /// Valid bodies that between them have all fields.
 const CHATS: [&str; 3] = [
@@ -42,16 +42,20 @@ fn files() -> ModelFiles {
     files
 }
 
-type Parse = fn(Bytes, &str, &Models, &GatewayTuning) -> Result<ParsedRequest, ApiError>;
+type Parse = fn(Bytes, &RequestReader<'_>) -> Result<ParsedRequest, ApiError>;
+
+fn parsed(parse: Parse, models: &Models, body: Vec<u8>) -> Result<ParsedRequest, ApiError> {
+    let reader = RequestReader {
+        tenant: "tenant",
+        models,
+        limits: &GatewayTuning::default(),
+    };
+    parse(Bytes::from(body), &reader)
+}
 
 /// Parses a body and checks the answer.
 fn check(parse: Parse, models: &Models, body: Vec<u8>) {
-    let error = match parse(
-        Bytes::from(body),
-        "tenant",
-        models,
-        &GatewayTuning::default(),
-    ) {
+    let error = match parsed(parse, models, body) {
         Ok(request) => {
             assert!(!request.prompts.is_empty() && request.choice_count() > 0);
             let context = models.max_context(&request.model);
@@ -80,7 +84,7 @@ fn check(parse: Parse, models: &Models, body: Vec<u8>) {
 fn fuzz(parse: Parse, valid: [&'static str; 3]) {
     let models = models();
     for body in valid {
-        parse(body.into(), "tenant", &models, &GatewayTuning::default()).unwrap();
+        parsed(parse, &models, body.into()).unwrap();
     }
     let models = std::panic::AssertUnwindSafe(models);
     bolero::check!()
@@ -116,5 +120,8 @@ fn any_chat_is_a_request_or_an_error() {
 /// As above, for text completions.
 #[test]
 fn any_completion_is_a_request_or_an_error() {
-    fuzz(ParsedRequest::completion, COMPLETIONS);
+    let read = |body: Bytes, reader: &RequestReader<'_>| {
+        ParsedRequest::completion(body, reader, CompletionDefaults::default())
+    };
+    fuzz(read, COMPLETIONS);
 }

@@ -3,18 +3,25 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use refrain_accounts::tenants::{Caller, StreamShape};
+use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftRules, Urgency};
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
+use refrain_tokenization::Tokenizer;
 
 use super::{EndUser, ParsedRequest};
-use crate::stream_shape::StreamShape;
-use crate::tenants::Caller;
 
 /// A request that can be carried out: what its body says, and the standing of its caller. Only
 /// [`ParsedRequest::admit`] creates one, so none is without the standing, and nobody can change it.
 #[derive(Debug)]
-pub(crate) struct GenerateRequest {
+pub struct GenerateRequest {
     parsed: ParsedRequest,
+    standing: Standing,
+}
+
+/// The standing of a request, by the rules for its caller.
+#[derive(Debug)]
+pub(crate) struct Standing {
     /// Whether somebody waits for each token.
     pub(crate) class: RequestClass,
     /// The weight of the tenant.
@@ -35,7 +42,7 @@ impl ParsedRequest {
     pub(crate) fn admit(self, caller: &Caller, may_be_urgent: bool) -> Arc<GenerateRequest> {
         let policy = &caller.policy;
         let end_user = self.end_user.map(EndUser::hex);
-        Arc::new(GenerateRequest {
+        let standing = Standing {
             class: policy.class(self.asked_class),
             weight: policy.weight,
             scope: caller.scope(end_user.as_deref()),
@@ -46,8 +53,53 @@ impl ParsedRequest {
                 true => self.asked_urgency,
                 false => self.asked_urgency.ordinary(),
             },
+        };
+        Arc::new(GenerateRequest {
             parsed: self,
+            standing,
         })
+    }
+}
+
+impl GenerateRequest {
+    pub(crate) fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// Whether the answer has nothing that tells what was known before.
+    pub fn hides_metrics(&self) -> bool {
+        self.standing.hides_metrics
+    }
+
+    /// The tokenizer of its model.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.parsed.model.tokenizer
+    }
+
+    /// The number of the prompt of a choice.
+    pub fn prompt_of(&self, choice: usize) -> usize {
+        choice / self.parsed.choices_per_prompt.max(1) as usize
+    }
+
+    /// The tokens of the prompt of a choice.
+    pub fn prompt_tokens(&self, choice: usize) -> Option<&[TokenId]> {
+        let prompt = self.parsed.prompts.get(self.prompt_of(choice))?;
+        Some(&prompt.tokens)
+    }
+
+    /// The texts that end an output.
+    pub fn stops(&self) -> &[String] {
+        &self.parsed.stops
+    }
+
+    /// Most likely tokens that the answer shows in each place of the output, if it has log-probabilities.
+    pub fn top_logprobs(&self) -> Option<u32> {
+        self.parsed.output.top_logprobs
+    }
+
+    /// The same for the prompt.
+    pub fn prompt_logprobs(&self) -> Option<u32> {
+        self.parsed.output.prompt_logprobs
     }
 }
 

@@ -182,7 +182,7 @@ pub(crate) fn check_metadata(metadata: &JsonValue) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// The first such field.
-pub(crate) fn check_supported(
+pub fn check_supported(
     place: &str,
     fields: &serde_json::Map<String, serde_json::Value>,
     more: &[&str],

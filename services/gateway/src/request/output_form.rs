@@ -7,12 +7,12 @@
 //! | `json_schema`, `regex`, `ebnf` | SGLang |
 //! | `json_schema`, `grammar` | llama.cpp |
 
+use refrain_output_grammar::close_objects;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::TextForm;
 use refrain_tokenization::JsonValue;
 use serde_json::Value;
 
-use super::closed_schema::close_objects;
 use super::refusal::{invalid, unsupported};
 
 /// The fields that ask for a form.

@@ -10,15 +10,13 @@ use super::faults;
 use super::other_fields::{OtherFields, check_supported};
 use super::output_form::FormFields;
 use super::refusal::invalid;
-use super::{CompletionDefaults, ParsedRequest};
-use crate::config::GatewayTuning;
-use crate::models::Models;
+use super::{CompletionDefaults, ParsedRequest, RequestReader};
 
 /// Largest number of likely tokens that an answer shows in each place.
 const TOP_LOGPROBS_MAX: u32 = 20;
 
 /// The sampling parameters of a body.
-pub(crate) struct SamplingFields {
+pub struct SamplingFields {
     parameters: Parameters,
     form: FormFields,
     others: OtherFields,
@@ -30,7 +28,7 @@ impl SamplingFields {
     /// # Errors
     /// `InvalidRequest` for a field that is not what it should be, or that would change the output and cannot be
     /// carried out: those that other interfaces refuse, and those in `unsupported`.
-    pub(crate) fn read(
+    pub fn read(
         place: &str,
         mut fields: Map<String, Value>,
         unsupported: &[&str],
@@ -51,17 +49,19 @@ impl SamplingFields {
     }
 
     /// The parameters, for what stands beside them in the body.
-    pub(crate) fn parameters(&mut self) -> &mut Parameters {
+    pub fn parameters(&mut self) -> &mut Parameters {
         &mut self.parameters
     }
 }
 
 /// Prompts and how to sample their outputs.
-pub(crate) struct SampleBody {
-    pub(crate) prompt: Prompt,
-    pub(crate) sampling: SamplingFields,
+pub struct SampleBody {
+    /// The prompts.
+    pub prompt: Prompt,
+    /// How to sample.
+    pub sampling: SamplingFields,
     /// Most likely tokens in each place of the output that the answer shows. `None`: it has no log-probabilities.
-    pub(crate) top_logprobs: Option<u32>,
+    pub top_logprobs: Option<u32>,
 }
 
 impl ParsedRequest {
@@ -69,12 +69,7 @@ impl ParsedRequest {
     ///
     /// # Errors
     /// As [`ParsedRequest::completion`].
-    pub(crate) fn samples(
-        body: SampleBody,
-        tenant: &str,
-        models: &Models,
-        limits: &GatewayTuning,
-    ) -> Result<Self, ApiError> {
+    pub fn samples(body: SampleBody, reader: &RequestReader<'_>) -> Result<Self, ApiError> {
         if body.top_logprobs.is_some_and(|top| top > TOP_LOGPROBS_MAX) {
             let fault = format!("at most {TOP_LOGPROBS_MAX} likely tokens can be shown");
             return invalid("logprobs", fault);
@@ -96,8 +91,7 @@ impl ParsedRequest {
             form,
             others,
         };
-        let mut request =
-            ParsedRequest::of_prompts(read, body.top_logprobs, tenant, models, limits, defaults)?;
+        let mut request = ParsedRequest::of_prompts(read, body.top_logprobs, reader, defaults)?;
         // The answer shows each token, and the version that sampled it.
         request.output.has_token_ids = true;
         Ok(request)

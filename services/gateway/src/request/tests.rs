@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::path::Path;
 
 use bytes::Bytes;
+use refrain_accounts::tenants::file::{Isolation, LimitsEntry};
+use refrain_accounts::tenants::{Caller, StreamShape};
 use refrain_output_parsers::{Delivery, ToolParserKind};
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
@@ -12,12 +14,9 @@ use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use serde_json::{Value, json};
 
-use super::ParsedRequest;
-use crate::config::{GatewayTuning, ModelConfig};
-use crate::models::Models;
-use crate::stream_shape::StreamShape;
-use crate::tenants::Caller;
-use crate::tenants::file::{Isolation, LimitsEntry};
+use super::{CompletionDefaults, ParsedRequest, RequestReader};
+use crate::config::GatewayTuning;
+use crate::models::{ModelConfig, Models};
 
 /// Counts the bytes that the current thread has allocated, and their peak.
 struct Counting;
@@ -75,22 +74,30 @@ fn shipped() -> Models {
     Models::new(&[config], &files, signer).unwrap()
 }
 
-fn chat(models: &Models, body: &Value) -> Result<ParsedRequest, ApiError> {
-    ParsedRequest::chat(
-        Bytes::from(body.to_string()),
-        "a",
+fn read_chat(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiError> {
+    let reader = RequestReader {
+        tenant: "a",
         models,
-        &GatewayTuning::default(),
-    )
+        limits: &GatewayTuning::default(),
+    };
+    ParsedRequest::chat(body, &reader)
+}
+
+fn chat(models: &Models, body: &Value) -> Result<ParsedRequest, ApiError> {
+    read_chat(models, Bytes::from(body.to_string()))
+}
+
+fn read_completion(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiError> {
+    let reader = RequestReader {
+        tenant: "a",
+        models,
+        limits: &GatewayTuning::default(),
+    };
+    ParsedRequest::completion(body, &reader, CompletionDefaults::default())
 }
 
 fn completion(models: &Models, body: &Value) -> Result<ParsedRequest, ApiError> {
-    ParsedRequest::completion(
-        Bytes::from(body.to_string()),
-        "a",
-        models,
-        &GatewayTuning::default(),
-    )
+    read_completion(models, Bytes::from(body.to_string()))
 }
 
 fn says(text: &str) -> Value {
@@ -220,13 +227,8 @@ fn a_large_body_takes_a_few_times_its_bytes_and_is_refused_without_being_tokeniz
         let bytes = body.len();
         let held = HELD.get();
         HELD_MAX.set(held);
-        let read = if is_chat {
-            ParsedRequest::chat
-        } else {
-            ParsedRequest::completion
-        };
-        let error =
-            read(Bytes::from(body), "a", &models, &GatewayTuning::default()).expect_err(name);
+        let read = if is_chat { read_chat } else { read_completion };
+        let error = read(&models, Bytes::from(body)).expect_err(name);
         // The body was there before.
         let peak = (HELD_MAX.get() - held) as usize + bytes;
         let times = peak as f64 / bytes as f64;
@@ -312,8 +314,7 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
     let models = shipped();
     let parse = |body: &str| {
         let body = Bytes::from(body.to_owned());
-        ParsedRequest::chat(body, "a", &models, &GatewayTuning::default())
-            .map_err(|error| (error.param, error.message))
+        read_chat(&models, body).map_err(|error| (error.param, error.message))
     };
     let message = r#""messages":[{"role":"user","content":"a"}]"#;
     let whole = format!(
@@ -412,19 +413,30 @@ fn a_request_has_the_standing_of_its_caller_as_soon_as_it_can_be_carried_out() {
     };
     let mut caller = held_caller();
     let ann = of_user("ann").admit(&caller, false);
-    assert!(ann.scope.starts_with("a\u{1f}user:"), "{}", ann.scope);
-    assert!(ann.shape == Some(StreamShape::Size) && ann.hides_metrics);
-    assert_eq!(ann.class, RequestClass::Rollout);
-    assert_eq!(ann.weight, caller.policy.weight);
-    assert_eq!(ann.drafts.alpha, Some(2.0));
-    assert!(ann.asked_urgency.is_urgent() && !ann.urgency.is_urgent());
+    assert!(
+        ann.standing().scope.starts_with("a\u{1f}user:"),
+        "{}",
+        ann.standing().scope
+    );
+    assert!(ann.standing().shape == Some(StreamShape::Size) && ann.standing().hides_metrics);
+    assert_eq!(ann.standing().class, RequestClass::Rollout);
+    assert_eq!(ann.standing().weight, caller.policy.weight);
+    assert_eq!(ann.standing().drafts.alpha, Some(2.0));
+    assert!(ann.asked_urgency.is_urgent() && !ann.standing().urgency.is_urgent());
     let ben = of_user("ben").admit(&caller, true);
-    assert_ne!(ben.scope, ann.scope);
-    assert!(ben.urgency.is_urgent());
+    assert_ne!(ben.standing().scope, ann.standing().scope);
+    assert!(ben.standing().urgency.is_urgent());
     caller.policy = Default::default();
     let free = of_user("ann").admit(&caller, true);
-    assert_eq!((&*free.scope, free.class), ("a", RequestClass::Interactive));
-    assert!(free.shape.is_none() && !free.hides_metrics && free.drafts.is_empty());
+    assert_eq!(
+        (&*free.standing().scope, free.standing().class),
+        ("a", RequestClass::Interactive)
+    );
+    assert!(
+        free.standing().shape.is_none()
+            && !free.standing().hides_metrics
+            && free.standing().drafts.is_empty()
+    );
 }
 
 /// The sampling of a chat with these fields, or the parameter at fault and its code.
@@ -557,7 +569,7 @@ fn faults_are_told_in_plain_words() {
         ),
     ] {
         let body = Bytes::from(body.to_owned());
-        let error = ParsedRequest::chat(body, "a", &models, &GatewayTuning::default()).unwrap_err();
+        let error = read_chat(&models, body).unwrap_err();
         assert_eq!(error.message, message);
     }
 }

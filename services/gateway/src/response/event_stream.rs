@@ -8,9 +8,9 @@ use bytes::Bytes;
 use futures_util::stream::Stream;
 use refrain_protocol::ApiError;
 use refrain_service_kit::deadline::Deadline;
+use refrain_tokenization::STAGE;
 use tokio::time::Instant;
 
-use crate::STAGE;
 use crate::relay::{RelayEvent, RequestEvents};
 use crate::response::surface_writer::SurfaceWriter;
 

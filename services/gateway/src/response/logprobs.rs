@@ -20,13 +20,13 @@ fn clamped(logprob: f32) -> f64 {
 }
 
 /// The log-probability of the token itself.
-pub(crate) fn chosen(token: &OutputToken) -> f64 {
+pub fn chosen(token: &OutputToken) -> f64 {
     let entry = token.logprob.as_ref();
     entry.map_or(LOGPROB_MIN, |entry| clamped(entry.logprob))
 }
 
 /// The most likely tokens in its place, at most `most`.
-pub(crate) fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (TokenId, f64)> {
+pub fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (TokenId, f64)> {
     let top = token.logprob.iter().flat_map(|entry| &entry.top);
     let top = top.take(most as usize);
     top.map(|(id, logprob)| (*id, clamped(*logprob)))
@@ -34,11 +34,12 @@ pub(crate) fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (Token
 
 /// The names of tokens in log-probabilities.
 #[derive(Clone, Copy)]
-pub(crate) struct TokenNames<'a> {
-    pub(crate) tokenizer: &'a Tokenizer,
+pub struct TokenNames<'a> {
+    /// The tokenizer of the model.
+    pub tokenizer: &'a Tokenizer,
     /// Whether a name is the id, as in `token_id:123`, and not the text. It is the spelling of vLLM, and prime-rl
     /// takes no other.
-    pub(crate) are_ids: bool,
+    pub are_ids: bool,
 }
 
 impl TokenNames<'_> {
@@ -56,11 +57,7 @@ impl TokenNames<'_> {
 }
 
 /// The shape of chats, with `most` likely tokens in each place.
-pub(crate) fn chat_logprobs(
-    names: TokenNames<'_>,
-    tokens: &[OutputToken],
-    most: u32,
-) -> ChatLogprobs {
+pub fn chat_logprobs(names: TokenNames<'_>, tokens: &[OutputToken], most: u32) -> ChatLogprobs {
     let of = |id: TokenId, logprob: f64| {
         let bytes = names.tokenizer.token_bytes(id);
         TopLogprob {
@@ -122,11 +119,7 @@ pub(super) fn completion_logprobs(
 }
 
 /// The shape of vLLM for a prompt. `rest` are the tokens after the first one, which nothing comes before.
-pub(crate) fn prompt_logprobs(
-    tokenizer: &Tokenizer,
-    rest: &[OutputToken],
-    most: u32,
-) -> PromptLogprobs {
+pub fn prompt_logprobs(tokenizer: &Tokenizer, rest: &[OutputToken], most: u32) -> PromptLogprobs {
     let text = |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
     let of = |token: &OutputToken| {
         let entry = |id, logprob, rank| {

@@ -25,7 +25,7 @@ impl CallShape {
 }
 
 /// The text of the events.
-pub(crate) fn text(events: Vec<Event>) -> String {
+pub fn text(events: Vec<Event>) -> String {
     let texts = events.into_iter().filter_map(|event| match event {
         Event::Text(text) => Some(text),
         _ => None,

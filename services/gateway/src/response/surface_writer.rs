@@ -14,7 +14,7 @@ const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 ///
 /// Errors mean that a value cannot be written as JSON, which would be a fault of this service, unless a method says
 /// otherwise.
-pub(crate) trait SurfaceWriter: Send {
+pub trait SurfaceWriter: Send {
     /// Writes the frames before all others.
     fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
         Ok(Vec::new())
@@ -52,7 +52,7 @@ pub(crate) trait SurfaceWriter: Send {
 ///
 /// # Errors
 /// The error of the request.
-pub(crate) async fn read_to_end(
+pub async fn read_to_end(
     events: &mut RequestEvents,
     mut take: impl FnMut(u32, ChoiceProgress) + Send,
 ) -> Result<Box<RequestSummary>, ApiError> {
@@ -67,7 +67,10 @@ pub(crate) async fn read_to_end(
 }
 
 /// Writes one event of a stream.
-pub(crate) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
+///
+/// # Errors
+/// The value cannot be written as JSON.
+pub fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
     frames.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
     frames.extend_from_slice(b"\n\n");

@@ -5,7 +5,7 @@ use refrain_protocol::openai::WeightSpan;
 use crate::relay::OutputToken;
 
 /// Adds the tokens that come next to the spans of an output.
-pub(crate) fn add_weight_spans(spans: &mut Vec<WeightSpan>, tokens: &[OutputToken]) {
+pub fn add_weight_spans(spans: &mut Vec<WeightSpan>, tokens: &[OutputToken]) {
     for token in tokens {
         match spans.last_mut() {
             Some(last) if last.version == token.weight_version => last.end += 1,

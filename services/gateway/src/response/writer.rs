@@ -11,9 +11,9 @@ use refrain_protocol::openai::{
 };
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
+use refrain_tokenization::STAGE;
 use serde::Serialize;
 
-use crate::STAGE;
 use crate::relay::{ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::best_of::{best, mean_logprob};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use refrain_gateway::tenants::audit;
+use refrain_accounts::tenants::audit;
 use serde::Serialize;
 
 /// An act.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use refrain_gateway::tenants::act::TenantAct;
-use refrain_gateway::tenants::file::{TenantEntry, TenantsFile};
+use refrain_accounts::tenants::act::TenantAct;
+use refrain_accounts::tenants::file::{TenantEntry, TenantsFile};
 use refrain_protocol::ApiError;
 use refrain_service_kit::clock;
 use refrain_service_kit::telemetry::install_crypto_provider;

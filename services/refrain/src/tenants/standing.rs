@@ -1,7 +1,7 @@
 //! The options of `refrain tenants` for the standing of a tenant's requests among those of others.
 
 use clap::Args;
-use refrain_gateway::tenants::file::{Isolation, StreamShaping, TenantEntry};
+use refrain_accounts::tenants::file::{Isolation, StreamShaping, TenantEntry};
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use serde::de::DeserializeOwned;
 

@@ -9,7 +9,7 @@ use super::history::History;
 use super::store::ResponseStore;
 
 /// The part of a body that the answer needs.
-pub(in crate::surfaces) struct Echo {
+pub(crate) struct Echo {
     /// The repeated fields.
     pub(super) fields: Map<String, Value>,
     pub(super) tenant: String,

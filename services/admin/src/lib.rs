@@ -1,0 +1,139 @@
+//! The admin API and the console of a gateway: tenants, keys, usage and orders, for operators with tokens.
+//!
+//! Its routes are on the operations listener of a gateway, under `/admin`. `operators` has the guard in front of all
+//! of them. `tenants`, `keys`, `usage`, `figures`, `orders`, `store` and `trial` have the handlers, and `acts` carries
+//! acts out and logs them. `console` is a page that calls them. The gateway is not known here: a chat that an
+//! operator tries is passed on by a function.
+//!
+//! Read first: `operators.rs`, then `acts.rs`.
+
+mod acts;
+mod console;
+mod figure_sources;
+mod figures;
+mod keys;
+mod operators;
+mod orders;
+mod state;
+mod store;
+mod tenants;
+mod trial;
+mod usage;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use actix_web::{HttpResponse, web};
+use refrain_accounts::OperatorConfig;
+use refrain_accounts::tenants::TenantsSource;
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::{DraftStore, MeshAdmin, Scheduler};
+use refrain_service_kit::http::{HttpError, Readiness, get};
+use refrain_service_kit::telemetry::Metrics;
+
+use figure_sources::FigureSources;
+use operators::Operators;
+use state::{AdminFamilies, AdminState};
+
+pub use trial::TrialChat;
+
+/// The configuration of the admin API, and the objects that it needs.
+pub struct AdminParts {
+    /// Operators. Without any there is no admin API.
+    pub operators: Vec<OperatorConfig>,
+    /// The audit log. Without it no act is carried out.
+    pub audit_file: Option<PathBuf>,
+    /// Whether there is a console.
+    pub has_console: bool,
+    /// Public names of the models.
+    pub models: Vec<String>,
+    /// The place of the tenants.
+    pub tenants: TenantsSource,
+    /// The draft stores, which have the usage.
+    pub store: Arc<dyn DraftStore>,
+    /// Knows the workers.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// The services that operators look at and give orders to.
+    pub mesh: MeshAdmin,
+    /// The registry of the process.
+    pub metrics: Metrics,
+    /// Whether the gateway can serve requests.
+    pub readiness: Readiness,
+    /// Carries out the chat that an operator tries.
+    pub trial: TrialChat,
+}
+
+/// The admin API and the console. Cheap to clone.
+#[derive(Clone)]
+pub struct AdminApi {
+    state: Arc<AdminState>,
+    operators: Arc<Operators>,
+    trial: TrialChat,
+    has_console: bool,
+}
+
+impl AdminApi {
+    /// Creates the API.
+    ///
+    /// # Errors
+    /// The registry has one of its metrics already.
+    pub fn new(parts: AdminParts) -> anyhow::Result<Self> {
+        let families = AdminFamilies::register(parts.metrics.registry())?;
+        let refusals = families.admin_token_refusals.clone();
+        let operators = Operators::new(&parts.operators, refusals);
+        let figures = FigureSources::new(
+            parts.metrics,
+            parts.mesh.metrics.clone(),
+            parts.scheduler,
+            parts.readiness,
+            parts.models,
+        );
+        Ok(AdminApi {
+            state: Arc::new(AdminState {
+                source: parts.tenants,
+                store: parts.store,
+                audit_file: parts.audit_file,
+                families,
+                mesh: parts.mesh,
+                figures,
+            }),
+            operators: Arc::new(operators),
+            trial: parts.trial,
+            has_console: parts.has_console,
+        })
+    }
+
+    /// Adds the routes under `/admin`, behind a token of one of the operators, and the page under `/console`.
+    pub fn routes(&self, app: &mut web::ServiceConfig) {
+        if self.has_console {
+            console::routes(app);
+        }
+        if self.operators.is_empty() {
+            app.service(web::scope("/admin").default_service(web::to(no_operators)));
+            return;
+        }
+        app.app_data(web::Data::from(self.state.clone())).service(
+            web::scope("/admin")
+                .wrap(operators::operators_only(self.operators.clone()))
+                .service(tenants::all())
+                .service(tenants::one())
+                .service(keys::of_tenant())
+                .service(keys::rotation())
+                .service(keys::one())
+                .service(get("/usage", usage::report))
+                .service(get("/figures", figures::show))
+                .service(orders::drain())
+                .service(orders::erasures())
+                .service(orders::compactions())
+                .service(store::calls())
+                .service(trial::chat(self.trial.clone())),
+        );
+    }
+}
+
+async fn no_operators() -> Result<HttpResponse, HttpError> {
+    let message = "this gateway has no operators, so it has no admin API: set gateway.operators; \
+                   `refrain keys operator NAME` makes a token for one";
+    let error = ApiError::new(ErrorKind::NotFound, message);
+    Err(error.with_code("unknown_url").into())
+}

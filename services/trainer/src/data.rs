@@ -1,0 +1,224 @@
+//! The way of a rollout: its body, the wait for room, and its answer. At each step the trainer may abort it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix_web::web::{self, Data};
+use actix_web::{FromRequest as _, HttpRequest, HttpResponse};
+use bytes::Bytes;
+use refrain_gateway::{
+    CompletionDefaults, EnteredRequest, GatewayHandle, ParsedRequest, RequestReader, SurfaceWriter,
+    announced_bytes,
+};
+use refrain_protocol::ApiError;
+use refrain_protocol::openai::FinishReason;
+use refrain_service_kit::http::{AccessNote, RawBody};
+use serde_json::Value;
+
+use super::in_flight::{Entry, Outcome};
+use super::sglang::{self, SglangShape};
+use super::sglang_writer::{self, SglangWriter};
+use super::state::TrainerState;
+use super::tracked_writer::TrackedWriter;
+use super::vllm;
+use super::vllm_writer::{self, VllmWriter};
+
+/// The interface that was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataSurface {
+    /// SGLang's `/generate`.
+    Sglang,
+    /// vLLM's `/inference/v1/generate`.
+    Vllm,
+    /// Text completions, as on the other listener.
+    Completion,
+    /// Chats, as on the other listener. Trainers evaluate with them, and agents speak nothing else.
+    Chat,
+}
+
+/// The shape of an answer.
+enum AnswerShape {
+    Sglang(SglangShape),
+    Vllm(Option<String>),
+    OpenAi,
+}
+
+impl DataSurface {
+    /// All of them.
+    pub(super) const ALL: [DataSurface; 4] = [
+        DataSurface::Sglang,
+        DataSurface::Vllm,
+        DataSurface::Completion,
+        DataSurface::Chat,
+    ];
+
+    /// The route, which is a label of metrics.
+    pub(super) fn route(self) -> &'static str {
+        match self {
+            DataSurface::Sglang => "/generate",
+            DataSurface::Vllm => "/inference/v1/generate",
+            DataSurface::Completion => "/v1/completions",
+            DataSurface::Chat => "/v1/chat/completions",
+        }
+    }
+
+    /// Reads a body. `model` is that of a body that names none.
+    fn read(
+        self,
+        body: Bytes,
+        reader: &RequestReader<'_>,
+        model: &str,
+    ) -> Result<(ParsedRequest, AnswerShape), ApiError> {
+        Ok(match self {
+            DataSurface::Sglang => {
+                let (request, shape) = sglang::read(&body, reader, model)?;
+                (request, AnswerShape::Sglang(shape))
+            }
+            DataSurface::Vllm => {
+                let (request, name) = vllm::read(&body, reader, model)?;
+                (request, AnswerShape::Vllm(name))
+            }
+            DataSurface::Completion => {
+                let defaults = CompletionDefaults {
+                    model: Some(model),
+                    max_tokens: None,
+                };
+                let request = ParsedRequest::completion(body, reader, defaults)?;
+                (request, AnswerShape::OpenAi)
+            }
+            DataSurface::Chat => (ParsedRequest::chat(body, reader)?, AnswerShape::OpenAi),
+        })
+    }
+
+    /// The answer to a request that was aborted before its body was read. Nobody knows how many prompts it had.
+    fn aborted_unread(self, version: u64) -> Value {
+        match self {
+            DataSurface::Sglang => sglang_writer::aborted_unread(version),
+            DataSurface::Vllm => vllm_writer::aborted_unread(version),
+            DataSurface::Completion => serde_json::json!({
+                "id": "",
+                "object": "text_completion",
+                "choices": [{
+                    "index": 0,
+                    "text": "",
+                    "logprobs": {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []},
+                    "finish_reason": FinishReason::Abort,
+                    "weight_versions": [],
+                }],
+            }),
+            DataSurface::Chat => serde_json::json!({
+                "id": "",
+                "object": "chat.completion",
+                "choices": [{
+                    "index": 0,
+                    "message": {"role": "assistant", "content": ""},
+                    "logprobs": null,
+                    "finish_reason": FinishReason::Abort,
+                }],
+            }),
+        }
+    }
+}
+
+impl AnswerShape {
+    /// The names that the trainer gave the request.
+    fn names(&self) -> Vec<String> {
+        match self {
+            AnswerShape::Sglang(shape) => shape.names.clone(),
+            AnswerShape::Vllm(name) => name.iter().cloned().collect(),
+            AnswerShape::OpenAi => Vec::new(),
+        }
+    }
+
+    fn writer(
+        self,
+        entered: &EnteredRequest,
+        version: u64,
+    ) -> Result<Box<dyn SurfaceWriter>, ApiError> {
+        let request = entered.request().clone();
+        Ok(match self {
+            AnswerShape::Sglang(shape) => Box::new(SglangWriter::new(request, shape, version)?),
+            AnswerShape::Vllm(name) => Box::new(VllmWriter::new(request, name, version)?),
+            AnswerShape::OpenAi => entered.openai_writer()?,
+        })
+    }
+}
+
+/// Carries a rollout out and answers it.
+pub(super) async fn carry_out(
+    trainer: Data<TrainerState>,
+    surface: DataSurface,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    let received = Instant::now();
+    let entry = trainer.in_flight.begin(surface.route());
+    let answered = trainer.answer(surface, &entry, &request, payload, received);
+    let outcome = answered.await;
+    if let Err(error) = &outcome {
+        let is_refused = error.kind.status() < 500;
+        entry.ended(match is_refused {
+            true => Outcome::Refused,
+            false => Outcome::Failed,
+        });
+    }
+    GatewayHandle::finish(received, outcome)
+}
+
+impl TrainerState {
+    async fn answer(
+        &self,
+        surface: DataSurface,
+        entry: &Arc<Entry>,
+        request: &HttpRequest,
+        payload: web::Payload,
+        received: Instant,
+    ) -> Result<HttpResponse, ApiError> {
+        let caller = self.gateway.caller(&self.tenant)?;
+        let note = AccessNote::of(request);
+        note.note(|facts| facts.tenant = Some(caller.tenant.to_string()));
+        let bytes = announced_bytes(request).and_then(|bytes| bytes.try_into().ok());
+        let room = self.hold.body_room(bytes.unwrap_or(self.body_bytes_max));
+        let Some(room) = entry.abort.run_until_cancelled(room).await else {
+            entry.ended(Outcome::Aborted);
+            return Ok(HttpResponse::Ok().json(surface.aborted_unread(self.fleet.version())));
+        };
+        let room = room?;
+        let read = self.read(surface, entry, request, payload, received).await;
+        let (request, shape) = read.inspect_err(|error| self.refused(error))?;
+        entry.named(&shape.names());
+        note.note(|facts| facts.model = Some(request.model_id().to_owned()));
+        let entered = self.gateway.enter(request, &caller, &self.hold).await;
+        let (entered, slots) = entered.inspect_err(|error| self.refused(error))?;
+        drop(room);
+        let writer = shape.writer(&entered, self.fleet.version())?;
+        let writer = Box::new(TrackedWriter::new(writer, entry.clone(), slots));
+        self.gateway.answer(entered, writer, received, note).await
+    }
+
+    fn refused(&self, error: &ApiError) {
+        self.gateway.count_refused(&self.tenant, error);
+    }
+
+    /// Reads the body. A large one waits for its turn to be parsed.
+    async fn read(
+        &self,
+        surface: DataSurface,
+        entry: &Arc<Entry>,
+        request: &HttpRequest,
+        payload: web::Payload,
+        received: Instant,
+    ) -> Result<(ParsedRequest, AnswerShape), ApiError> {
+        let body = RawBody::from_request(request, &mut payload.into_inner()).await;
+        let RawBody(body) = body.map_err(|error| error.0)?;
+        let (model, abort) = (self.model.clone(), entry.abort.clone());
+        let read = move |reader: &RequestReader<'_>, body: Bytes| {
+            let (request, shape) = surface.read(body, reader, &model)?;
+            Ok((request.into_rollout(abort.clone()), shape))
+        };
+        let read = self
+            .gateway
+            .read(&self.tenant, &body, received, &self.hold, read);
+        read.await
+    }
+}

@@ -1,0 +1,126 @@
+//! Starts the listener.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use refrain_gateway::{GatewayConfig, GatewayHandle};
+use refrain_rpc::{EngineAdopter, Scheduler, Workers};
+use refrain_service_kit::http::{PublicOptions, ServeOptions, Server, serve_public};
+use refrain_service_kit::telemetry::Metrics;
+
+use super::adopters::Adopters;
+use super::data::DataSurface;
+use super::fleet::{Fleet, ORDERS};
+use super::hold::{HELD_LIMIT, Hold, HoldLimits};
+use super::in_flight::{InFlight, Outcome};
+use super::metrics::TrainerFamilies;
+use super::routes;
+use super::state::TrainerState;
+
+/// The services that the listener needs.
+pub struct TrainerDeps {
+    /// Knows the workers of the model.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Finds the workers that orders go to.
+    pub workers: Arc<dyn Workers>,
+    /// The processes that adopt engines which register.
+    pub adopters: Vec<Arc<dyn EngineAdopter>>,
+    /// The registry of the process.
+    pub metrics: Metrics,
+}
+
+/// Lets the series of the listener exist, so that their first count is a rise.
+fn show(families: &TrainerFamilies) {
+    for surface in DataSurface::ALL {
+        for outcome in Outcome::ALL {
+            let labels = [surface.route(), outcome.as_str()];
+            families.requests.with_label_values(&labels);
+        }
+    }
+    for order in ORDERS {
+        for outcome in ["done", "failed"] {
+            families.orders.with_label_values(&[order, outcome]);
+        }
+    }
+}
+
+/// Starts the listener beside a gateway, if the configuration has one.
+///
+/// # Errors
+/// The address cannot be bound, or the files of the certificate cannot be used.
+pub fn listen(
+    config: &GatewayConfig,
+    gateway: &GatewayHandle,
+    deps: TrainerDeps,
+) -> anyhow::Result<Option<Server>> {
+    let trainer = &config.trainer;
+    let families = Arc::new(TrainerFamilies::register(deps.metrics.registry())?);
+    show(&families);
+    gateway.account_metrics().show_limits(&[HELD_LIMIT]);
+    let Some(listen) = trainer.listen else {
+        return Ok(None);
+    };
+    let first = config.models.first().map(|model| model.id.clone());
+    let model = trainer.model.clone().or(first);
+    let model = model.context("gateway.trainer needs a model")?;
+    let tenant = trainer.tenant.clone();
+    let tenant = tenant.context("gateway.trainer needs a tenant")?;
+    let limits = HoldLimits {
+        bytes_max: trainer.held_bytes_max,
+        in_flight_max: trainer.in_flight_max,
+        held_max: trainer.held_max,
+    };
+    let fleet = Fleet::new(
+        model.clone(),
+        deps.scheduler,
+        deps.workers,
+        families.clone(),
+        gateway.weights(&model),
+    );
+    let state = Arc::new(TrainerState {
+        fleet: Arc::new(fleet),
+        adopters: Adopters::new(deps.adopters),
+        gateway: gateway.clone(),
+        in_flight: Arc::new(InFlight::new(families.clone())),
+        hold: Hold::new(
+            tenant.clone(),
+            limits,
+            gateway.drain().clone(),
+            gateway.account_metrics().clone(),
+            gateway.held_requests().clone(),
+            families.held_bytes.clone(),
+        ),
+        tenant,
+        model,
+        body_bytes_max: config.body_bytes_max,
+        scheme: trainer.http.scheme(),
+        listen,
+    });
+    let options = ServeOptions {
+        service: "gateway-trainer",
+        listen,
+        threads: config.threads,
+        body_bytes_max: config.body_bytes_max,
+        connections_max: trainer.connections_max,
+        http: trainer.http.clone(),
+    };
+    let public = PublicOptions {
+        logs_access: true,
+        hides_metrics: true,
+        page_guard: Some(config.page_guard()),
+        ..PublicOptions::default()
+    };
+    let readiness = gateway.readiness().clone();
+    let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
+        routes::add(&state, app);
+    })?;
+    let addr = server.addr();
+    match addr.ip().is_loopback() {
+        true => tracing::info!(%addr, "the gateway's listener for trainers listens"),
+        false => tracing::warn!(
+            %addr,
+            "the gateway's listener for trainers needs no key, and other machines may reach it"
+        ),
+    }
+    Ok(Some(server))
+}
