@@ -60,7 +60,7 @@ pub(super) async fn carry_out(
     act: TenantAct,
     expected: Option<u64>,
 ) -> Result<Done, ApiError> {
-    let store = state.source.writable()?.clone();
+    let store = state.parts.tenants.writable()?.clone();
     let mut act = act;
     let key = act.make_key()?;
     let what = act.description();
@@ -128,7 +128,7 @@ impl AdminState {
         act: &str,
         outcome: &str,
     ) -> Result<(), ApiError> {
-        let (path, operator) = (self.audit_file.clone(), operator.name.clone());
+        let (path, operator) = (self.parts.audit_file.clone(), operator.name.clone());
         let (act, outcome) = (act.to_owned(), outcome.to_owned());
         let write = move || {
             let line = Line {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::WorkerReport;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{MeshPart, MetricsPages, Scheduler};
+use refrain_rpc::{MeshPart, Scheduler};
 use refrain_service_kit::clock;
-use refrain_service_kit::http::Readiness;
-use refrain_service_kit::telemetry::Metrics;
 use serde::Serialize;
 use tokio::sync::Mutex;
+
+use super::parts::AdminParts;
 
 /// Age up to which an answer serves others as well.
 const FRESH_FOR: Duration = Duration::from_secs(1);
@@ -62,16 +62,9 @@ const FAMILIES: &[&str] = &[
     "refrain_worker_parked_requests",
 ];
 
-/// The sources of the figures.
-pub(crate) struct FigureSources {
-    pub(crate) metrics: Metrics,
-    pub(crate) others: Option<MetricsPages>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
-    pub(crate) readiness: Readiness,
-    /// Public names of the models.
-    pub(crate) models: Vec<String>,
-    last: Mutex<Option<(Instant, Arc<Figures>)>>,
-}
+/// The newest figures, which others may want as well.
+#[derive(Default)]
+pub(super) struct NewestFigures(Mutex<Option<(Instant, Arc<Figures>)>>);
 
 /// The state of the mesh.
 #[derive(Serialize)]
@@ -102,55 +95,40 @@ struct Part {
     metrics: String,
 }
 
-impl FigureSources {
-    pub(crate) fn new(
-        metrics: Metrics,
-        others: Option<MetricsPages>,
-        scheduler: Arc<dyn Scheduler>,
-        readiness: Readiness,
-        models: Vec<String>,
-    ) -> Self {
-        FigureSources {
-            metrics,
-            others,
-            scheduler,
-            readiness,
-            models,
-            last: Mutex::default(),
-        }
-    }
+/// The live workers.
+///
+/// # Errors
+/// The scheduler does not answer in time.
+pub(super) async fn workers(scheduler: &dyn Scheduler) -> Result<Vec<WorkerReport>, ApiError> {
+    let workers = tokio::time::timeout(ANSWER_WAIT, scheduler.workers()).await;
+    workers.unwrap_or_else(|_| {
+        let message = "the scheduler does not answer in time";
+        Err(ApiError::new(ErrorKind::Timeout, message))
+    })
+}
 
-    /// The live workers.
-    ///
-    /// # Errors
-    /// The scheduler does not answer in time.
-    pub(super) async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
-        let workers = tokio::time::timeout(ANSWER_WAIT, self.scheduler.workers()).await;
-        workers.unwrap_or_else(|_| {
-            let message = "the scheduler does not answer in time";
-            Err(ApiError::new(ErrorKind::Timeout, message))
-        })
-    }
-
+impl NewestFigures {
     /// The newest figures, or those of the last second. Others who ask meanwhile wait for the same answer.
-    pub(super) async fn figures(&self) -> Arc<Figures> {
-        let mut last = self.last.lock().await;
+    pub(super) async fn figures(&self, parts: &AdminParts) -> Arc<Figures> {
+        let mut last = self.0.lock().await;
         if let Some((made, figures)) = &*last
             && made.elapsed() < FRESH_FOR
         {
             return figures.clone();
         }
-        let figures = Arc::new(self.read().await);
+        let figures = Arc::new(Figures::read(parts).await);
         *last = Some((Instant::now(), figures.clone()));
         figures
     }
+}
 
-    async fn read(&self) -> Figures {
-        let (workers, workers_trouble) = match self.workers().await {
+impl Figures {
+    async fn read(of: &AdminParts) -> Self {
+        let (workers, workers_trouble) = match workers(&*of.scheduler).await {
             Ok(workers) => (workers, None),
             Err(error) => (Vec::new(), Some(error.message)),
         };
-        let own = String::from_utf8_lossy(&self.metrics.render()).into_owned();
+        let own = String::from_utf8_lossy(&of.metrics.render()).into_owned();
         let mut parts = vec![Part {
             role: "gateway",
             url: None,
@@ -158,7 +136,7 @@ impl FigureSources {
             metrics: shown(&own),
         }];
         let mut parts_left_out = 0;
-        if let Some(pages) = &self.others {
+        if let Some(pages) = &of.mesh.metrics {
             let of_workers = workers.iter().map(|worker| MeshPart {
                 role: "worker",
                 url: worker.url.clone(),
@@ -183,8 +161,8 @@ impl FigureSources {
         Figures {
             at_ms: clock::unix_ms(),
             version: env!("CARGO_PKG_VERSION"),
-            trouble: (self.readiness)().err(),
-            models: self.models.clone(),
+            trouble: (of.readiness)().err(),
+            models: of.models.clone(),
             workers,
             workers_trouble,
             parts,

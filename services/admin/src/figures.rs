@@ -20,7 +20,7 @@ struct Answer<'a> {
 
 /// Answers with the state of the mesh.
 pub(super) async fn show(state: Data<AdminState>, operator: Operator) -> HttpResult<HttpResponse> {
-    let figures = state.figures.figures().await;
+    let figures = state.figures.figures(&state.parts).await;
     Ok(HttpResponse::Ok().json(Answer {
         operator: &operator.name,
         is_read_only: operator.is_read_only,

@@ -53,7 +53,7 @@ async fn list(
     _: Operator,
     name: Path<String>,
 ) -> HttpResult<HttpResponse> {
-    let tenant = state.source.tenant(&name).await?;
+    let tenant = state.parts.tenants.tenant(&name).await?;
     let mut shown = shown(&tenant)?;
     let keys = shown.get_mut("keys").map_or_else(|| json!([]), Value::take);
     let body = json!({"object": "list", "data": keys});

@@ -14,62 +14,31 @@ mod figures;
 mod keys;
 mod operators;
 mod orders;
+mod parts;
 mod state;
 mod store;
 mod tenants;
 mod trial;
 mod usage;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use actix_web::{HttpResponse, web};
-use refrain_accounts::OperatorConfig;
-use refrain_accounts::tenants::TenantsSource;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{DraftStore, MeshAdmin, Scheduler};
-use refrain_service_kit::http::{HttpError, Readiness, get};
-use refrain_service_kit::telemetry::Metrics;
+use refrain_service_kit::http::{HttpError, get};
 
-use figure_sources::FigureSources;
+use figure_sources::NewestFigures;
 use operators::Operators;
 use state::{AdminFamilies, AdminState};
 
+pub use parts::AdminParts;
 pub use trial::TrialChat;
-
-/// The configuration of the admin API, and the objects that it needs.
-pub struct AdminParts {
-    /// Operators. Without any there is no admin API.
-    pub operators: Vec<OperatorConfig>,
-    /// The audit log. Without it no act is carried out.
-    pub audit_file: Option<PathBuf>,
-    /// Whether there is a console.
-    pub has_console: bool,
-    /// Public names of the models.
-    pub models: Vec<String>,
-    /// The place of the tenants.
-    pub tenants: TenantsSource,
-    /// The draft stores, which have the usage.
-    pub store: Arc<dyn DraftStore>,
-    /// Knows the workers.
-    pub scheduler: Arc<dyn Scheduler>,
-    /// The services that operators look at and give orders to.
-    pub mesh: MeshAdmin,
-    /// The registry of the process.
-    pub metrics: Metrics,
-    /// Whether the gateway can serve requests.
-    pub readiness: Readiness,
-    /// Carries out the chat that an operator tries.
-    pub trial: TrialChat,
-}
 
 /// The admin API and the console. Cheap to clone.
 #[derive(Clone)]
 pub struct AdminApi {
     state: Arc<AdminState>,
     operators: Arc<Operators>,
-    trial: TrialChat,
-    has_console: bool,
 }
 
 impl AdminApi {
@@ -81,31 +50,20 @@ impl AdminApi {
         let families = AdminFamilies::register(parts.metrics.registry())?;
         let refusals = families.admin_token_refusals.clone();
         let operators = Operators::new(&parts.operators, refusals);
-        let figures = FigureSources::new(
-            parts.metrics,
-            parts.mesh.metrics.clone(),
-            parts.scheduler,
-            parts.readiness,
-            parts.models,
-        );
         Ok(AdminApi {
-            state: Arc::new(AdminState {
-                source: parts.tenants,
-                store: parts.store,
-                audit_file: parts.audit_file,
-                families,
-                mesh: parts.mesh,
-                figures,
-            }),
             operators: Arc::new(operators),
-            trial: parts.trial,
-            has_console: parts.has_console,
+            state: Arc::new(AdminState {
+                parts,
+                families,
+                figures: NewestFigures::default(),
+            }),
         })
     }
 
     /// Adds the routes under `/admin`, behind a token of one of the operators, and the page under `/console`.
     pub fn routes(&self, app: &mut web::ServiceConfig) {
-        if self.has_console {
+        let parts = &self.state.parts;
+        if parts.has_console {
             console::routes(app);
         }
         if self.operators.is_empty() {
@@ -126,7 +84,7 @@ impl AdminApi {
                 .service(orders::erasures())
                 .service(orders::compactions())
                 .service(store::calls())
-                .service(trial::chat(self.trial.clone())),
+                .service(trial::chat(parts.trial.clone())),
         );
     }
 }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::acts::audited;
+use super::figure_sources::workers;
 use super::operators::Operator;
 use super::state::AdminState;
 
@@ -53,13 +54,13 @@ async fn order(
     id: String,
     drains: bool,
 ) -> HttpResult<HttpResponse> {
-    let workers = state.figures.workers().await?;
-    let found = workers.into_iter().find(|worker| worker.worker.0 == id);
+    let reports = workers(&*state.parts.scheduler).await?;
+    let found = reports.into_iter().find(|worker| worker.worker.0 == id);
     let found = found.ok_or_else(|| {
         let message = format!("no worker {id} reports to the scheduler");
         ApiError::new(ErrorKind::NotFound, message)
     })?;
-    let worker = state.mesh.workers.at(&found.url);
+    let worker = state.parts.mesh.workers.at(&found.url);
     let what = match drains {
         true => format!("worker {id} drained"),
         false => format!("worker {id} put back to work"),
@@ -117,10 +118,10 @@ impl ErasureBody {
     }
 
     async fn carry_out(self, state: &AdminState) -> Result<Erasure, ApiError> {
-        let mesh = &state.mesh;
+        let mesh = &state.parts.mesh;
         let usage = mesh.usage.usage_replicas();
         let engines = Engines {
-            scheduler: &*state.figures.scheduler,
+            scheduler: &*state.parts.scheduler,
             workers: &*mesh.workers,
         };
         let others = self.everything.then_some(OtherPlaces {
@@ -144,7 +145,7 @@ async fn erase(
 }
 
 async fn compact(state: Data<AdminState>, operator: Operator) -> HttpResult<HttpResponse> {
-    let store = state.mesh.store.clone();
+    let store = state.parts.mesh.store.clone();
     let act = async move { store.compact().await };
     let what = "draft store compacted".to_owned();
     Ok(HttpResponse::Ok().json(audited(state, operator, what, act).await?))

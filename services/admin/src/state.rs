@@ -1,12 +1,7 @@
 //! The state that the handlers share.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use refrain_accounts::tenants::TenantsSource;
-use refrain_rpc::{DraftStore, MeshAdmin};
-
-use super::figure_sources::FigureSources;
+use super::figure_sources::NewestFigures;
+use super::parts::AdminParts;
 
 refrain_service_kit::metric_families! {
     /// The metrics of the admin API.
@@ -21,13 +16,7 @@ refrain_service_kit::metric_families! {
 
 /// The state that the handlers share.
 pub(super) struct AdminState {
-    pub(super) source: TenantsSource,
-    /// The draft stores, which have the usage.
-    pub(super) store: Arc<dyn DraftStore>,
-    /// The audit log. Without it no act is carried out.
-    pub(super) audit_file: Option<PathBuf>,
+    pub(super) parts: AdminParts,
     pub(super) families: AdminFamilies,
-    /// The services that operators give orders to.
-    pub(super) mesh: MeshAdmin,
-    pub(super) figures: FigureSources,
+    pub(super) figures: NewestFigures,
 }

@@ -42,11 +42,11 @@ fn answer(message: &impl Serialize) -> HttpResult<HttpResponse> {
 }
 
 async fn stats(state: Data<AdminState>, _: Operator) -> HttpResult<Json<StoreStats>> {
-    Ok(Json(state.mesh.store.store_stats().await?))
+    Ok(Json(state.parts.mesh.store.store_stats().await?))
 }
 
 async fn verify(state: Data<AdminState>, _: Operator) -> HttpResult<Json<VerifyReply>> {
-    Ok(Json(state.mesh.store.verify().await?))
+    Ok(Json(state.parts.mesh.store.verify().await?))
 }
 
 async fn import(
@@ -55,7 +55,7 @@ async fn import(
     RawBody(body): RawBody,
 ) -> HttpResult<HttpResponse> {
     let request: ImportRequest = decode_bincode(&body)?;
-    let store = state.mesh.store.clone();
+    let store = state.parts.mesh.store.clone();
     let act = async move { store.import(request).await };
     answer(&audited(state, operator, "documents imported".to_owned(), act).await?)
 }
@@ -67,14 +67,14 @@ async fn export(
 ) -> HttpResult<HttpResponse> {
     let request: ExportRequest = decode_bincode(&body)?;
     // The store takes some pages for the first of an export, whatever their cursor is, so each page is noted.
-    let store = state.mesh.store.clone();
+    let store = state.parts.mesh.store.clone();
     let what = format!("documents of tenant {} exported", request.tenant);
     let act = async move { store.export(request).await };
     answer(&audited(state, operator, what, act).await?)
 }
 
 async fn compact(state: Data<AdminState>, operator: Operator) -> HttpResult<Json<CompactReply>> {
-    let store = state.mesh.store.clone();
+    let store = state.parts.mesh.store.clone();
     let act = async move { store.compact().await };
     let what = "draft store compacted".to_owned();
     Ok(Json(audited(state, operator, what, act).await?))
@@ -85,7 +85,7 @@ async fn erase(
     operator: Operator,
     request: Json<EraseRequest>,
 ) -> HttpResult<Json<EraseReply>> {
-    let (request, store) = (request.into_inner(), state.mesh.store.clone());
+    let (request, store) = (request.into_inner(), state.parts.mesh.store.clone());
     let some = match request.is_of_whole_tenant() {
         true => "all",
         false => "some",
@@ -103,7 +103,7 @@ async fn confirm(
     operator: Operator,
     request: Json<ConfirmRequest>,
 ) -> HttpResult<Json<ConfirmReply>> {
-    let (request, store) = (request.into_inner(), state.mesh.store.clone());
+    let (request, store) = (request.into_inner(), state.parts.mesh.store.clone());
     let what = match (request.loss, request.clock) {
         (true, true) => "a loss of documents and the clock of the draft store confirmed",
         (true, false) => "a loss of documents confirmed",
@@ -135,7 +135,7 @@ async fn erase_usage(
 
 /// The store of usage, whose rows have no others to be merged with.
 fn one_store_of_usage(state: &AdminState) -> Result<UsageReplica, ApiError> {
-    let mut replicas = state.mesh.usage.usage_replicas();
+    let mut replicas = state.parts.mesh.usage.usage_replicas();
     match (replicas.pop(), replicas.is_empty()) {
         (Some(only), true) => Ok(only),
         _ => {

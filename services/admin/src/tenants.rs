@@ -29,7 +29,7 @@ pub(super) fn one() -> Resource {
 }
 
 async fn list(state: Data<AdminState>, _: Operator) -> HttpResult<HttpResponse> {
-    let tenants = state.source.tenants().await?;
+    let tenants = state.parts.tenants.tenants().await?;
     let data: Vec<Value> = tenants.iter().map(shown).collect::<Result<_, _>>()?;
     Ok(HttpResponse::Ok().json(json!({"object": "list", "data": data})))
 }
@@ -45,7 +45,7 @@ async fn add(
 }
 
 async fn get(state: Data<AdminState>, _: Operator, name: Path<String>) -> HttpResult<HttpResponse> {
-    let tenant = state.source.tenant(&name).await?;
+    let tenant = state.parts.tenants.tenant(&name).await?;
     Ok(answer(HttpResponse::Ok(), &tenant, &shown(&tenant)?))
 }
 

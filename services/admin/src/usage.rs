@@ -35,7 +35,7 @@ pub(super) async fn report(
     request: HttpRequest,
 ) -> HttpResult<HttpResponse> {
     let query = query(request.query_string(), hour_of(unix_s()))?;
-    let report = read_usage(&state.store.usage_replicas(), &query).await?;
+    let report = read_usage(&state.parts.store.usage_replicas(), &query).await?;
     Ok(HttpResponse::Ok().json(report))
 }
 

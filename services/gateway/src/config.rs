@@ -5,7 +5,7 @@
 mod trainer;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -293,27 +293,7 @@ fn is_origin(text: &str) -> bool {
             .is_some_and(|(scheme, host)| !scheme.is_empty() && is_host(host))
 }
 
-/// Address of the console of `refrain up`, if nobody else has it.
-const CONSOLE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
-
 impl GatewayConfig {
-    /// Adds the console, which `refrain up` has unless the configuration says otherwise. Without an operations
-    /// listener it gets one that only this machine reaches.
-    pub fn fill_in_console(&mut self) {
-        if self.console == Some(false) {
-            return;
-        }
-        self.console = Some(true);
-        if self.operations_listen.is_none() {
-            let mut address = CONSOLE;
-            if self.listen.ends_with(":0") {
-                address.set_port(0);
-            }
-            self.operations_listen = Some(address);
-            self.is_trial = true;
-        }
-    }
-
     /// The part that is about accounts.
     pub(crate) fn accounts(&self) -> AccountsConfig {
         AccountsConfig {

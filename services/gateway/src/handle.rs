@@ -7,8 +7,8 @@ use std::time::Instant;
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use prometheus::IntGauge;
+use refrain_accounts::Accounts;
 use refrain_accounts::tenants::Caller;
-use refrain_accounts::{AccountMetrics, Accounts};
 use refrain_protocol::openai::ModelList;
 use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, TenantName};
@@ -101,9 +101,7 @@ impl GatewayHandle {
     ) -> Result<T, ApiError> {
         let parse = async || {
             let read = read.clone();
-            let read = move |gateway: &GatewayState, body: Bytes, tenant: &str| {
-                read(&gateway.reader(tenant), body)
-            };
+            let read = move |_: &GatewayState, reader: &RequestReader<'_>, body| read(reader, body);
             let parsed = self.gateway.parse(tenant, body.clone(), received, read);
             parsed.await
         };
@@ -175,11 +173,6 @@ impl GatewayHandle {
     /// Counts a request that was refused before it could be carried out.
     pub fn count_refused(&self, tenant: &str, error: &ApiError) {
         self.gateway.count_refused(tenant, error);
-    }
-
-    /// The metrics of its accounts, which count refusals by limit.
-    pub fn account_metrics(&self) -> &Arc<AccountMetrics> {
-        &self.gateway.metrics.accounts
     }
 
     /// The number of requests of trainers that are held back, here or by their listener.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use actix_web::http::header::{ALLOW, HeaderValue};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, Resource, web};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get, post};
 
@@ -26,32 +26,19 @@ pub(crate) use state::{GatewayState, finish};
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
     app.app_data(web::Data::from(gateway.clone()))
-        .service(post("/v1/chat/completions", |gateway, request, payload| {
-            generate(gateway, Surface::Chat, request, payload)
-        }))
-        .service(post("/v1/completions", |gateway, request, payload| {
-            generate(gateway, Surface::Completion, request, payload)
-        }))
+        .service(generation("/v1/chat/completions", Surface::Chat))
+        .service(generation("/v1/completions", Surface::Completion))
         .service(
-            post("/v1/messages", |gateway, request, payload| {
-                generate(gateway, Surface::Messages, request, payload)
-            })
-            .default_service(web::to(refuse_method)),
+            generation("/v1/messages", Surface::Messages).default_service(web::to(refuse_method)),
         )
         .service(
-            post("/v1/messages/count_tokens", |gateway, request, payload| {
-                tokens::count(gateway, Surface::MessagesCount, request, payload)
-            })
-            .default_service(web::to(refuse_method)),
+            token_count("/v1/messages/count_tokens", Surface::MessagesCount)
+                .default_service(web::to(refuse_method)),
         )
-        .service(post("/v1/responses", |gateway, request, payload| {
-            generate(gateway, Surface::Responses, request, payload)
-        }))
-        .service(post(
+        .service(generation("/v1/responses", Surface::Responses))
+        .service(token_count(
             "/v1/responses/input_tokens",
-            |gateway, request, payload| {
-                tokens::count(gateway, Surface::ResponsesCount, request, payload)
-            },
+            Surface::ResponsesCount,
         ))
         .service(stored::responses("/v1/responses/{id}"))
         .service(stored::inputs("/v1/responses/{id}/input_items"))
@@ -63,6 +50,18 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(get("/version", probes::version))
         .service(get("/v1/models", list_models))
         .service(get("/v1/models/{id:.*}", get_model));
+}
+
+fn generation(path: &str, surface: Surface) -> Resource {
+    post(path, move |gateway, request, payload| {
+        generate(gateway, surface, request, payload)
+    })
+}
+
+fn token_count(path: &str, surface: Surface) -> Resource {
+    post(path, move |gateway, request, payload| {
+        tokens::count(gateway, surface, request, payload)
+    })
 }
 
 /// Adds the routes of the operations listener, beside those that every listener has.

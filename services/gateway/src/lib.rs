@@ -55,14 +55,13 @@ pub use config::{GatewayConfig, GatewayTuning, TrainerConfig};
 pub use deps::{GatewayDeps, ModelFilesOf};
 pub use handle::{GatewayHandle, Limit, WaitingLine};
 pub use http::{EnteredRequest, announced_bytes};
-pub use metrics::GaugeGuard;
 pub use models::{KnownWeights, ModelConfig};
 pub use relay::{
     ChoiceFigures, ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary,
 };
 pub use request::{
-    CompletionDefaults, GenerateRequest, ParsedRequest, RequestReader, SampleBody, SamplingFields,
-    check_supported, read,
+    GenerateRequest, ParsedRequest, RequestReader, SampleBody, SamplingFields, check_supported,
+    read,
 };
 pub use response::{
     SurfaceWriter, TokenNames, add_weight_spans, chat_logprobs, chosen, prompt_logprobs,
@@ -74,9 +73,7 @@ pub struct Gateway {
     config: GatewayConfig,
     deps: GatewayDeps,
     handle: GatewayHandle,
-    models: Arc<Models>,
     accounts: AccountsService,
-    time: Arc<RequestTime>,
 }
 
 /// The handle of a running gateway.
@@ -128,21 +125,14 @@ impl Gateway {
             metrics.serves(&model.id);
         }
         let drain = Drain::new();
-        let time = Arc::new(request_time(&config));
-        let relay = RelayContext::new(
-            &config,
-            &deps,
-            models.clone(),
-            metrics.clone(),
-            time.clone(),
-        )?;
+        let relay = RelayContext::new(&config, &deps, models.clone(), metrics.clone())?;
         let stored = Arc::new(ResponseStore::new(store_limits(&config), metrics.clone()));
         let accounts = start_accounts(&config, &deps, &metrics, stored.clone()).await?;
         let readiness = readiness(&config, &deps, &drain, &models, accounts.accounts());
         let bytes_max = waiting_bytes_max(&config);
         let state = GatewayState {
             accounts: accounts.accounts(),
-            models: models.clone(),
+            models,
             admission: intake::Admission::new(
                 admission_limits(&config),
                 drain.clone(),
@@ -167,9 +157,7 @@ impl Gateway {
             handle: GatewayHandle::new(Arc::new(state), drain),
             config,
             deps,
-            models,
             accounts,
-            time,
         })
     }
 
@@ -197,22 +185,23 @@ impl Gateway {
         F: Fn(&mut web::ServiceConfig) + Clone + Send + 'static,
     {
         let (config, metrics) = (&self.config, &self.deps.metrics);
+        let state = self.handle.state().clone();
+        let (models, time) = (state.models.clone(), state.relay.time.clone());
         let period = config.tuning.models_poll;
-        let models_poll = models::poll_served(self.deps.scheduler, self.models, period).await;
+        let models_poll = models::poll_served(self.deps.scheduler, models, period).await;
         let readiness = self.handle.readiness();
         let operations = operations::listen(config, metrics, readiness, move |app| {
             http::operations_routes(app);
             operations_routes(app);
         })?;
         let (options, public) = public_options(config, operations.is_some())?;
-        let state = self.handle.state().clone();
         let server = serve_public(options, public, metrics, readiness.clone(), move |app| {
             http::routes(&state, app);
         })
         .context("the listener of gateway.listen, which --listen of `refrain up` sets")?;
         log_addresses(&server, operations.as_ref());
-        let time = self.time.clone();
-        let end_overdue = move || time.clone().end_overdue_requests();
+        let overdue = time.clone();
+        let end_overdue = move || overdue.clone().end_overdue_requests();
         Ok(GatewayServer {
             server,
             operations,
@@ -220,18 +209,10 @@ impl Gateway {
             drain: self.handle.drain().clone(),
             models_poll,
             accounts: self.accounts,
-            time: self.time,
+            time,
             end_overdue: tokio::spawn(tasks::restarted("overdue requests", end_overdue)),
         })
     }
-}
-
-fn request_time(config: &GatewayConfig) -> RequestTime {
-    let rollout_max = match config.rollout_ms_max {
-        0 => Duration::MAX,
-        most => Duration::from_millis(most),
-    };
-    RequestTime::new(Duration::from_millis(config.request_ms_max), rollout_max)
 }
 
 async fn start_accounts(
@@ -346,15 +327,13 @@ fn public_options(
 
 fn log_addresses(server: &Server, operations: Option<&Server>) {
     tracing::info!(addr = %server.addr(), "the gateway listens");
-    match operations {
-        Some(operations) => {
-            tracing::info!(addr = %operations.addr(), "the gateway's operations listener listens");
-        }
-        None if !server.addr().ip().is_loopback() => tracing::warn!(
+    if let Some(operations) = operations {
+        tracing::info!(addr = %operations.addr(), "the gateway's operations listener listens");
+    } else if !server.addr().ip().is_loopback() {
+        tracing::warn!(
             addr = %server.addr(),
             "whoever reaches this address can read /metrics, which name the tenants; set gateway.operations_listen"
-        ),
-        None => {}
+        );
     }
 }
 

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::IntGauge;
 use refrain_accounts::{AccountMetrics, NONE};
 use refrain_output_parsers::Counts;
 use refrain_protocol::openai::FinishReason;
@@ -42,34 +41,6 @@ const LIMITS: [&str; 16] = [
 
 /// Values of the label `outcome` of tool calls.
 const CALL_OUTCOMES: [&str; 3] = ["parsed", "failed", "dropped"];
-
-/// Counts one in a gauge until it is dropped.
-pub struct GaugeGuard {
-    gauge: IntGauge,
-    number: i64,
-}
-
-impl GaugeGuard {
-    /// Adds one to the gauge.
-    pub fn new(gauge: &IntGauge) -> Self {
-        GaugeGuard::of(gauge, 1)
-    }
-
-    /// Adds a number to the gauge.
-    pub fn of(gauge: &IntGauge, number: i64) -> Self {
-        gauge.add(number);
-        GaugeGuard {
-            gauge: gauge.clone(),
-            number,
-        }
-    }
-}
-
-impl Drop for GaugeGuard {
-    fn drop(&mut self) {
-        self.gauge.sub(self.number);
-    }
-}
 
 /// The families of the gateway, with those of its accounts, and the series of tenants.
 pub(crate) struct GatewayMetrics {

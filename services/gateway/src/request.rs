@@ -148,25 +148,7 @@ pub struct ParsedRequest {
 }
 
 /// Output limit of text completions that set none: OpenAI's default.
-const COMPLETION_MAX_TOKENS: u64 = 16;
-
-/// Values of a text completion that names none.
-#[derive(Clone, Copy, Debug)]
-pub struct CompletionDefaults<'a> {
-    /// The model.
-    pub model: Option<&'a str>,
-    /// The output limit, tokens. `None`: what the context leaves.
-    pub max_tokens: Option<u64>,
-}
-
-impl Default for CompletionDefaults<'_> {
-    fn default() -> Self {
-        CompletionDefaults {
-            model: None,
-            max_tokens: Some(COMPLETION_MAX_TOKENS),
-        }
-    }
-}
+pub(crate) const COMPLETION_MAX_TOKENS: u64 = 16;
 
 /// The objects by which the bodies of a tenant are read.
 #[derive(Clone, Copy)]
@@ -249,22 +231,24 @@ impl ParsedRequest {
         Ok(request)
     }
 
-    /// Reads the body of `/v1/completions`, with `defaults` for what it does not name.
+    /// Reads the body of `/v1/completions`. One that names no model is for `default_model`. One without a limit on
+    /// its output has `default_max_tokens`, or fills the context.
     ///
     /// # Errors
     /// As [`ParsedRequest::chat`].
     pub fn completion(
         body: Bytes,
         reader: &RequestReader<'_>,
-        defaults: CompletionDefaults<'_>,
+        default_model: Option<&str>,
+        default_max_tokens: Option<u64>,
     ) -> Result<Self, ApiError> {
         let mut read: RequestBody<CompletionFields> = read(&body)?;
         drop(body);
-        if let (Some(model), true) = (defaults.model, read.parameters.model.is_empty()) {
+        if let (Some(model), true) = (default_model, read.parameters.model.is_empty()) {
             model.clone_into(&mut read.parameters.model);
         }
         let top_logprobs = fields::completion_logprobs(&read.own)?;
-        ParsedRequest::of_prompts(read, top_logprobs, reader, defaults)
+        ParsedRequest::of_prompts(read, top_logprobs, reader, default_max_tokens)
     }
 
     /// Makes a request of the prompts of a completion. `top_logprobs` is what the client may see of each token.
@@ -272,7 +256,7 @@ impl ParsedRequest {
         body: RequestBody<CompletionFields>,
         top_logprobs: Option<u32>,
         reader: &RequestReader<'_>,
-        defaults: CompletionDefaults<'_>,
+        default_max_tokens: Option<u64>,
     ) -> Result<Self, ApiError> {
         let RequestBody {
             parameters,
@@ -314,7 +298,7 @@ impl ParsedRequest {
         let room = prompt::PromptRoom { context, keep };
         for tokens in prompt::completions(prompt, &request.model, room)? {
             let max_new_tokens =
-                prompt::output_limit("prompt", tokens.len(), asked, defaults.max_tokens, context)?;
+                prompt::output_limit("prompt", tokens.len(), asked, default_max_tokens, context)?;
             let is_scored = request.output.prompt_logprobs.is_some();
             if max_new_tokens == 0 && !echoes && !is_scored {
                 let message =

@@ -24,7 +24,7 @@ use refrain_accounts::tenants::HeaderWords;
 use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::ApiError;
 
-use crate::request::{CompletionDefaults, GenerateRequest, ParsedRequest, RequestReader};
+use crate::request::{COMPLETION_MAX_TOKENS, GenerateRequest, ParsedRequest, RequestReader};
 use crate::response::{AnswerWriter, SurfaceWriter};
 
 pub(crate) use chat_body::ChatBody;
@@ -86,7 +86,7 @@ impl Surface {
         Ok(match self {
             Surface::Chat => (ParsedRequest::chat(body, reader)?, AnswerShape::OpenAi),
             Surface::Completion => (
-                ParsedRequest::completion(body, reader, CompletionDefaults::default())?,
+                ParsedRequest::completion(body, reader, None, Some(COMPLETION_MAX_TOKENS))?,
                 AnswerShape::OpenAi,
             ),
             Surface::Messages | Surface::MessagesCount => {

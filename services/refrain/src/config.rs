@@ -1,7 +1,7 @@
 //! One configuration file for the whole mesh: each process reads the sections of its role, `refrain up` reads all.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -155,6 +155,9 @@ impl Role {
     }
 }
 
+/// Address of the console of `refrain up`, if nobody else has it.
+const CONSOLE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
+
 /// API keys of `refrain up` if the file has none: two tenants for each of the four modes that `refrain bench`
 /// compares.
 pub fn dev_keys() -> Vec<String> {
@@ -287,12 +290,29 @@ impl MeshFile {
             let file = self.draft_store.data_dir.join("engines.json");
             self.worker.adoption.file.get_or_insert(file);
         }
-        self.gateway.fill_in_console();
+        self.fill_in_console();
         // Nobody else reaches these listeners, and the tenants are no secret.
         self.gateway.shows_metrics |= self.gateway.is_trial && self.is_open_to_this_machine_alone();
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.
             self.worker.advertise_url = "local:".into();
+        }
+    }
+
+    /// Adds the console. Without an operations listener it gets one that only this machine reaches.
+    fn fill_in_console(&mut self) {
+        let gateway = &mut self.gateway;
+        if gateway.console == Some(false) {
+            return;
+        }
+        gateway.console = Some(true);
+        if gateway.operations_listen.is_none() {
+            let mut address = CONSOLE;
+            if gateway.listen.ends_with(":0") {
+                address.set_port(0);
+            }
+            gateway.operations_listen = Some(address);
+            gateway.is_trial = true;
         }
     }
 

@@ -7,8 +7,7 @@ use actix_web::web::{self, Data};
 use actix_web::{FromRequest as _, HttpRequest, HttpResponse};
 use bytes::Bytes;
 use refrain_gateway::{
-    CompletionDefaults, EnteredRequest, GatewayHandle, ParsedRequest, RequestReader, SurfaceWriter,
-    announced_bytes,
+    EnteredRequest, GatewayHandle, ParsedRequest, RequestReader, SurfaceWriter, announced_bytes,
 };
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::FinishReason;
@@ -79,11 +78,7 @@ impl DataSurface {
                 (request, AnswerShape::Vllm(name))
             }
             DataSurface::Completion => {
-                let defaults = CompletionDefaults {
-                    model: Some(model),
-                    max_tokens: None,
-                };
-                let request = ParsedRequest::completion(body, reader, defaults)?;
+                let request = ParsedRequest::completion(body, reader, Some(model), None)?;
                 (request, AnswerShape::OpenAi)
             }
             DataSurface::Chat => (ParsedRequest::chat(body, reader)?, AnswerShape::OpenAi),

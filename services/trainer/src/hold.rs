@@ -15,10 +15,11 @@ use std::time::Duration;
 use prometheus::IntGauge;
 use refrain_accounts::AccountMetrics;
 use refrain_accounts::tenants::USAGE_UNKNOWN;
-use refrain_gateway::{GaugeGuard, Limit, WaitingLine};
+use refrain_gateway::{Limit, TrainerConfig, WaitingLine};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, TenantName};
 use refrain_service_kit::drain::Drain;
+use refrain_service_kit::telemetry::GaugeGuard;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 /// Bytes per permit of the semaphore for bodies, since semaphores have at most 2^29 permits on 32-bit machines.
@@ -49,17 +50,6 @@ pub(super) struct Hold {
     accounts: Arc<AccountMetrics>,
     held_gauge: IntGauge,
     held_bytes: IntGauge,
-}
-
-/// The limits of [`Hold`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HoldLimits {
-    /// Bytes of bodies that are read and wait.
-    pub(super) bytes_max: usize,
-    /// Choices that are asked of the scheduler at once.
-    pub(super) in_flight_max: usize,
-    /// Requests that wait.
-    pub(super) held_max: usize,
 }
 
 /// The memory of a body, until its request is admitted.
@@ -94,13 +84,13 @@ impl Hold {
     /// Creates the room, without requests.
     pub(super) fn new(
         tenant: TenantName,
-        limits: HoldLimits,
+        limits: &TrainerConfig,
         drain: Drain,
         accounts: Arc<AccountMetrics>,
         held_gauge: IntGauge,
         held_bytes: IntGauge,
     ) -> Self {
-        let body_units_max = permits(limits.bytes_max / UNIT_BYTES);
+        let body_units_max = permits(limits.held_bytes_max / UNIT_BYTES);
         let slots_max = permits(limits.in_flight_max);
         Hold {
             bodies: Arc::new(Semaphore::new(body_units_max as usize)),
@@ -240,15 +230,16 @@ mod tests {
         let gauge = |name| IntGauge::new(name, "test").unwrap();
         let (held, bytes) = (gauge("held"), gauge("bytes"));
         let drain = Drain::new();
-        let limits = HoldLimits {
-            bytes_max: 4 * UNIT_BYTES,
+        let limits = TrainerConfig {
+            held_bytes_max: 4 * UNIT_BYTES,
             in_flight_max,
             held_max,
+            ..TrainerConfig::default()
         };
         (
             Hold::new(
                 "a".parse().unwrap(),
-                limits,
+                &limits,
                 drain.clone(),
                 accounts,
                 held.clone(),

@@ -11,7 +11,7 @@ use refrain_service_kit::telemetry::Metrics;
 use super::adopters::Adopters;
 use super::data::DataSurface;
 use super::fleet::{Fleet, ORDERS};
-use super::hold::{HELD_LIMIT, Hold, HoldLimits};
+use super::hold::{HELD_LIMIT, Hold};
 use super::in_flight::{InFlight, Outcome};
 use super::metrics::TrainerFamilies;
 use super::routes;
@@ -56,7 +56,7 @@ pub fn listen(
     let trainer = &config.trainer;
     let families = Arc::new(TrainerFamilies::register(deps.metrics.registry())?);
     show(&families);
-    gateway.account_metrics().show_limits(&[HELD_LIMIT]);
+    gateway.accounts().metrics().show_limits(&[HELD_LIMIT]);
     let Some(listen) = trainer.listen else {
         return Ok(None);
     };
@@ -65,11 +65,6 @@ pub fn listen(
     let model = model.context("gateway.trainer needs a model")?;
     let tenant = trainer.tenant.clone();
     let tenant = tenant.context("gateway.trainer needs a tenant")?;
-    let limits = HoldLimits {
-        bytes_max: trainer.held_bytes_max,
-        in_flight_max: trainer.in_flight_max,
-        held_max: trainer.held_max,
-    };
     let fleet = Fleet::new(
         model.clone(),
         deps.scheduler,
@@ -84,9 +79,9 @@ pub fn listen(
         in_flight: Arc::new(InFlight::new(families.clone())),
         hold: Hold::new(
             tenant.clone(),
-            limits,
+            trainer,
             gateway.drain().clone(),
-            gateway.account_metrics().clone(),
+            gateway.accounts().metrics().clone(),
             gateway.held_requests().clone(),
             families.held_bytes.clone(),
         ),

@@ -239,6 +239,11 @@ impl Accounts {
         }
     }
 
+    /// The metrics, which count refusals by limit.
+    pub fn metrics(&self) -> &Arc<AccountMetrics> {
+        &self.metrics
+    }
+
     /// The place of the tenants, for operators.
     pub fn source(&self) -> &TenantsSource {
         &self.source

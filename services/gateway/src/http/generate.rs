@@ -16,7 +16,7 @@ use crate::http::state::{GatewayState, finish};
 use crate::intake::{AdmissionTicket, AdmittedRequest, FormVerdict};
 use crate::models::unknown_model;
 use crate::relay::{RelayEvent, RequestEvents};
-use crate::request::{GenerateRequest, ParsedRequest};
+use crate::request::{GenerateRequest, ParsedRequest, RequestReader};
 use crate::response::{EventStreamBody, SurfaceWriter};
 use crate::surfaces::{AnswerShape, Surface};
 
@@ -123,8 +123,8 @@ impl GatewayState {
     ) -> Result<(EnteredRequest, AnswerShape), ApiError> {
         let admitted = self.admit(caller, request, payload, received).await?;
         let (mut ticket, mut quota) = (admitted.ticket, admitted.quota);
-        let read = move |gateway: &GatewayState, body, tenant: &str| {
-            surface.read(body, &gateway.reader(tenant), &gateway.stored)
+        let read = move |gateway: &GatewayState, reader: &RequestReader<'_>, body| {
+            surface.read(body, reader, &gateway.stored)
         };
         let (mut asked, shape) = self
             .parse(&caller.tenant, admitted.body, received, read)

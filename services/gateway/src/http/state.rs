@@ -135,7 +135,7 @@ impl GatewayState {
     }
 
     /// The objects by which the bodies of a tenant are read.
-    pub(crate) fn reader<'a>(&'a self, tenant: &'a str) -> RequestReader<'a> {
+    fn reader<'a>(&'a self, tenant: &'a str) -> RequestReader<'a> {
         RequestReader {
             tenant,
             models: &self.models,
@@ -177,17 +177,19 @@ impl GatewayState {
         })
     }
 
-    /// Parses a body with `read`, which gets the gateway, the body and the tenant. A large body waits for its turn.
+    /// Parses a body with `read`. A large body waits for its turn.
     pub(crate) async fn parse<T: Send + 'static>(
         self: &Arc<Self>,
         tenant: &str,
         body: Bytes,
         received: Instant,
-        read: impl FnOnce(&GatewayState, Bytes, &str) -> Result<T, ApiError> + Send + 'static,
+        read: impl FnOnce(&GatewayState, &RequestReader<'_>, Bytes) -> Result<T, ApiError>
+        + Send
+        + 'static,
     ) -> Result<T, ApiError> {
         let time = &self.relay.time;
         if body.len() < SEPARATE_THREAD_BYTES {
-            return read(self, body, tenant);
+            return read(self, &self.reader(tenant), body);
         }
         let turn = self.tokenizing.enter(tenant, body.len());
         // Its class is not known yet.
@@ -197,7 +199,7 @@ impl GatewayState {
         let (gateway, tenant) = (self.clone(), tenant.to_owned());
         // The work goes on if the client leaves meanwhile, so the permit belongs to it.
         let parsed = self.tokenizing_threads.run(move || {
-            let parsed = read(&gateway, body, &tenant);
+            let parsed = read(&gateway, &gateway.reader(&tenant), body);
             drop(permit);
             parsed
         });

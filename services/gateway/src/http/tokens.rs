@@ -11,11 +11,11 @@ use refrain_protocol::openai::JsonObject;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{JsonValue, TokenizationError};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::http::state::{GatewayState, finish};
 use crate::models::Model;
-use crate::request::{ParsedRequest, read};
+use crate::request::{ParsedRequest, RequestReader, read};
 use crate::surfaces::{ChatBody, Surface};
 
 /// Fields of a chat that decide its prompt.
@@ -28,13 +28,6 @@ const PROMPT_FIELDS: [&str; 6] = [
     "reasoning_effort",
 ];
 
-/// The tokens that a body asked for.
-struct Tokenized {
-    model: Arc<Model>,
-    tokens: Arc<[TokenId]>,
-    wants_texts: bool,
-}
-
 /// `POST /v1/messages/count_tokens` and `/v1/responses/input_tokens`.
 pub(super) async fn count(
     gateway: web::Data<GatewayState>,
@@ -42,26 +35,18 @@ pub(super) async fn count(
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
-    let read = move |gateway: &GatewayState, body, tenant: &str| {
-        let (asked, _) = surface.read(body, &gateway.reader(tenant), &gateway.stored)?;
-        let prompts = &asked.prompts;
-        let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        Ok(HttpResponseJson(match surface {
+    let read = move |gateway: &GatewayState, reader: &RequestReader<'_>, body| {
+        let (asked, _) = surface.read(body, reader, &gateway.stored)?;
+        let tokens = asked.input_tokens();
+        Ok(match surface {
             Surface::ResponsesCount => {
                 json!({"object": "response.input_tokens", "input_tokens": tokens})
             }
             _ => json!({"input_tokens": tokens}),
-        }))
+        })
     };
-    carry_out(
-        gateway,
-        surface,
-        surface.endpoint(),
-        &request,
-        payload,
-        read,
-    )
-    .await
+    let endpoint = surface.endpoint();
+    carry_out(gateway, surface, endpoint, &request, payload, read).await
 }
 
 /// `POST /tokenize`.
@@ -70,22 +55,16 @@ pub(super) async fn tokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
-    let read = |gateway: &GatewayState, body, tenant: &str| {
-        let done = tokenized(gateway, body, tenant)?;
-        let tokenizer = &done.model.tokenizer;
-        let text = |id: &TokenId| String::from_utf8_lossy(tokenizer.token_bytes(*id)).into_owned();
-        let texts: Option<Vec<String>> = done
-            .wants_texts
-            .then(|| done.tokens.iter().map(text).collect());
-        Ok(HttpResponseJson(json!({
-            "count": done.tokens.len(),
-            "max_model_len": gateway.models.max_context(&done.model),
-            "tokens": &*done.tokens,
-            "token_strs": texts,
-        })))
-    };
     let endpoint = KeyEndpoint::Tokenize;
-    carry_out(gateway, Surface::Chat, endpoint, &request, payload, read).await
+    carry_out(
+        gateway,
+        Surface::Chat,
+        endpoint,
+        &request,
+        payload,
+        tokenized,
+    )
+    .await
 }
 
 /// `POST /detokenize`.
@@ -99,9 +78,9 @@ pub(super) async fn detokenize(
         model: Option<String>,
         tokens: Vec<TokenId>,
     }
-    let read = |gateway: &GatewayState, body: Bytes, tenant: &str| {
+    let read = |gateway: &GatewayState, reader: &RequestReader<'_>, body: Bytes| {
         let JsonObject(given): JsonObject<Body> = read(&body)?;
-        let model = gateway.model(tenant, given.model.as_deref())?;
+        let model = gateway.model(reader.tenant, given.model.as_deref())?;
         let size = model.tokenizer.vocab_size();
         if let Some(id) = given.tokens.iter().find(|id| **id >= size) {
             return Err(ApiError::invalid(
@@ -116,16 +95,11 @@ pub(super) async fn detokenize(
             .flat_map(|id| model.tokenizer.token_bytes(*id))
             .copied()
             .collect();
-        Ok(HttpResponseJson(
-            json!({"prompt": String::from_utf8_lossy(&bytes)}),
-        ))
+        Ok(json!({"prompt": String::from_utf8_lossy(&bytes)}))
     };
     let endpoint = KeyEndpoint::Tokenize;
     carry_out(gateway, Surface::Chat, endpoint, &request, payload, read).await
 }
-
-/// The JSON of an answer.
-struct HttpResponseJson(serde_json::Value);
 
 /// Answers a request that generates nothing. It has the limits of the others.
 async fn carry_out(
@@ -134,7 +108,9 @@ async fn carry_out(
     endpoint: KeyEndpoint,
     request: &HttpRequest,
     payload: web::Payload,
-    read: impl FnOnce(&GatewayState, Bytes, &str) -> Result<HttpResponseJson, ApiError> + Send + 'static,
+    read: impl FnOnce(&GatewayState, &RequestReader<'_>, Bytes) -> Result<Value, ApiError>
+    + Send
+    + 'static,
 ) -> HttpResponse {
     let received = Instant::now();
     let gateway = gateway.into_inner();
@@ -147,7 +123,7 @@ async fn carry_out(
             .parse(&caller.tenant, admitted.body, received, read)
             .await?;
         drop((admitted.ticket, admitted.quota));
-        Ok(HttpResponse::Ok().json(answer.0))
+        Ok(HttpResponse::Ok().json(answer))
     };
     let outcome = outcome.await;
     match &outcome {
@@ -157,7 +133,11 @@ async fn carry_out(
     finish(surface, received, outcome)
 }
 
-fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokenized, ApiError> {
+fn tokenized(
+    gateway: &GatewayState,
+    reader: &RequestReader<'_>,
+    body: Bytes,
+) -> Result<Value, ApiError> {
     let given: JsonValue = read(&body)?;
     drop(body);
     if !given.is_object() {
@@ -165,14 +145,14 @@ fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokeni
     }
     let name = given.get("model");
     let name = name.as_ref().map(|name| name.as_str().unwrap_or_default());
-    let model = gateway.model(tenant, name)?;
+    let model = gateway.model(reader.tenant, name)?;
     let flag = |field: &str| given.get(field).and_then(|value| value.as_bool());
-    let wants_texts = flag("return_token_strs").unwrap_or(false);
+    let context = gateway.models.max_context(&model);
     let text = given.get("prompt");
     let tokens: Arc<[TokenId]> = match text.as_ref().map(|text| text.as_str()) {
         Some(None) => return Err(ApiError::invalid("prompt", "prompt: must be a text")),
         Some(Some(text)) => {
-            let context = gateway.models.max_context(&model) as usize;
+            let context = context as usize;
             let encoded = match flag("add_special_tokens") {
                 Some(false) => model.tokenizer.encode_within(text, context),
                 _ => model.tokenizer.encode_sequence_within(text, context),
@@ -186,7 +166,7 @@ fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokeni
             for field in PROMPT_FIELDS {
                 chat.take(&given, field, field)?;
             }
-            let request = ParsedRequest::chat(chat.finish(), &gateway.reader(tenant))?;
+            let request = ParsedRequest::chat(chat.finish(), reader)?;
             request
                 .prompts
                 .iter()
@@ -194,11 +174,16 @@ fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokeni
                 .collect()
         }
     };
-    Ok(Tokenized {
-        model,
-        tokens,
-        wants_texts,
-    })
+    let tokenizer = &model.tokenizer;
+    let text = |id: &TokenId| String::from_utf8_lossy(tokenizer.token_bytes(*id)).into_owned();
+    let wants_texts = flag("return_token_strs").unwrap_or(false);
+    let texts = wants_texts.then(|| tokens.iter().map(text).collect::<Vec<_>>());
+    Ok(json!({
+        "count": tokens.len(),
+        "max_model_len": context,
+        "tokens": &*tokens,
+        "token_strs": texts,
+    }))
 }
 
 fn too_long(error: &TokenizationError, context: usize) -> ApiError {

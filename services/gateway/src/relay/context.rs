@@ -44,10 +44,13 @@ impl RelayContext {
         deps: &GatewayDeps,
         models: Arc<Models>,
         metrics: Arc<GatewayMetrics>,
-        time: Arc<RequestTime>,
     ) -> anyhow::Result<Self> {
         let tasks = tokio::runtime::Handle::current();
         let rejections = metrics.accounts.rejections();
+        let rollout_max = match config.rollout_ms_max {
+            0 => Duration::MAX,
+            most => Duration::from_millis(most),
+        };
         Ok(RelayContext {
             scheduler: deps.scheduler.clone(),
             workers: deps.workers.clone(),
@@ -68,7 +71,10 @@ impl RelayContext {
             ),
             metrics,
             tasks,
-            time,
+            time: Arc::new(RequestTime::new(
+                Duration::from_millis(config.request_ms_max),
+                rollout_max,
+            )),
             tuning: config.tuning.clone(),
         })
     }

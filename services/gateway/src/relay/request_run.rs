@@ -18,13 +18,14 @@ use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{LeaseOutcome, RequestClass};
 use refrain_protocol::{ApiError, ErrorKind, RequestId, TokenId};
 use refrain_service_kit::random;
+use refrain_service_kit::telemetry::GaugeGuard;
 use refrain_tokenization::STAGE;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
 use crate::intake::AdmittedRequest;
-use crate::metrics::{GaugeGuard, RequestSeries};
+use crate::metrics::RequestSeries;
 use crate::relay::aborts::until_aborted;
 use crate::relay::attempts::Attempts;
 use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};

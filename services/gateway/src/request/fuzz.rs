@@ -7,7 +7,7 @@ use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use refrain_tokenization::testing::byte_level_files;
 
-use super::{CompletionDefaults, ParsedRequest, RequestReader};
+use super::{COMPLETION_MAX_TOKENS, ParsedRequest, RequestReader};
 use crate::config::GatewayTuning;
 use crate::models::{ModelConfig, Models};
 
@@ -121,7 +121,7 @@ fn any_chat_is_a_request_or_an_error() {
 #[test]
 fn any_completion_is_a_request_or_an_error() {
     let read = |body: Bytes, reader: &RequestReader<'_>| {
-        ParsedRequest::completion(body, reader, CompletionDefaults::default())
+        ParsedRequest::completion(body, reader, None, Some(COMPLETION_MAX_TOKENS))
     };
     fuzz(read, COMPLETIONS);
 }

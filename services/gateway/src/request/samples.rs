@@ -10,7 +10,7 @@ use super::faults;
 use super::other_fields::{OtherFields, check_supported};
 use super::output_form::FormFields;
 use super::refusal::invalid;
-use super::{CompletionDefaults, ParsedRequest, RequestReader};
+use super::{ParsedRequest, RequestReader};
 
 /// Largest number of likely tokens that an answer shows in each place.
 const TOP_LOGPROBS_MAX: u32 = 20;
@@ -80,10 +80,6 @@ impl ParsedRequest {
             others,
         } = body.sampling;
         parameters.class = Some(RequestClass::Rollout.into());
-        let defaults = CompletionDefaults {
-            model: None,
-            max_tokens: None,
-        };
         let read = RequestBody {
             parameters,
             required: body.prompt,
@@ -91,7 +87,7 @@ impl ParsedRequest {
             form,
             others,
         };
-        let mut request = ParsedRequest::of_prompts(read, body.top_logprobs, reader, defaults)?;
+        let mut request = ParsedRequest::of_prompts(read, body.top_logprobs, reader, None)?;
         // The answer shows each token, and the version that sampled it.
         request.output.has_token_ids = true;
         Ok(request)

@@ -14,7 +14,7 @@ use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use serde_json::{Value, json};
 
-use super::{CompletionDefaults, ParsedRequest, RequestReader};
+use super::{COMPLETION_MAX_TOKENS, ParsedRequest, RequestReader};
 use crate::config::GatewayTuning;
 use crate::models::{ModelConfig, Models};
 
@@ -93,7 +93,7 @@ fn read_completion(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiErr
         models,
         limits: &GatewayTuning::default(),
     };
-    ParsedRequest::completion(body, &reader, CompletionDefaults::default())
+    ParsedRequest::completion(body, &reader, None, Some(COMPLETION_MAX_TOKENS))
 }
 
 fn completion(models: &Models, body: &Value) -> Result<ParsedRequest, ApiError> {

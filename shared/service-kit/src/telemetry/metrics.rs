@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder, PullingGauge, Registry, TextEncoder};
+use prometheus::{Encoder, IntGauge, PullingGauge, Registry, TextEncoder};
 
 use super::process::ProcessMetrics;
 
@@ -14,6 +14,34 @@ use super::process::ProcessMetrics;
 pub const SECONDS_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 ];
+
+/// Counts one in a gauge until it is dropped.
+pub struct GaugeGuard {
+    gauge: IntGauge,
+    number: i64,
+}
+
+impl GaugeGuard {
+    /// Adds one to the gauge.
+    pub fn new(gauge: &IntGauge) -> Self {
+        GaugeGuard::of(gauge, 1)
+    }
+
+    /// Adds a number to the gauge.
+    pub fn of(gauge: &IntGauge, number: i64) -> Self {
+        gauge.add(number);
+        GaugeGuard {
+            gauge: gauge.clone(),
+            number,
+        }
+    }
+}
+
+impl Drop for GaugeGuard {
+    fn drop(&mut self) {
+        self.gauge.sub(self.number);
+    }
+}
 
 /// Declares a struct whose fields are families of metrics, and its constructor `register(&Registry)`.
 ///
