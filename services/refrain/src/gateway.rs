@@ -7,9 +7,8 @@ use futures_util::FutureExt as _;
 use refrain_admin::{AdminApi, AdminParts};
 use refrain_gateway::{Gateway, GatewayConfig, GatewayDeps, GatewayServer};
 use refrain_rpc::{EngineAdopter, MeshAdmin};
-use refrain_trainer::TrainerDeps;
 
-/// The services that the guests of a gateway's process need beside those of the gateway.
+/// The services that the admin API and the listener for trainers need beside those of the gateway.
 pub struct GuestDeps {
     /// The services that operators look at and give orders to.
     pub mesh: MeshAdmin,
@@ -28,16 +27,7 @@ pub async fn start(
 ) -> anyhow::Result<GatewayServer> {
     let gateway = Gateway::build(config, deps.clone()).await?;
     let (config, handle) = (gateway.config(), gateway.handle());
-    let trainer = refrain_trainer::listen(
-        config,
-        handle,
-        TrainerDeps {
-            scheduler: deps.scheduler.clone(),
-            workers: deps.workers,
-            adopters: guests.adopters,
-            metrics: deps.metrics.clone(),
-        },
-    )?;
+    let trainer = refrain_trainer::listen(config, handle, &deps, guests.adopters)?;
     let chats = handle.clone();
     let admin = AdminApi::new(AdminParts {
         operators: config.operators.clone(),

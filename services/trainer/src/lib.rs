@@ -37,4 +37,4 @@ mod vllm;
 mod vllm_writer;
 mod weights;
 
-pub use listener::{TrainerDeps, listen};
+pub use listener::listen;

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use refrain_gateway::{GatewayConfig, GatewayHandle};
-use refrain_rpc::{EngineAdopter, Scheduler, Workers};
+use refrain_gateway::{GatewayConfig, GatewayDeps, GatewayHandle};
+use refrain_rpc::EngineAdopter;
 use refrain_service_kit::http::{PublicOptions, ServeOptions, Server, serve_public};
-use refrain_service_kit::telemetry::Metrics;
 
 use super::adopters::Adopters;
 use super::data::DataSurface;
@@ -16,18 +15,6 @@ use super::in_flight::{InFlight, Outcome};
 use super::metrics::TrainerFamilies;
 use super::routes;
 use super::state::TrainerState;
-
-/// The services that the listener needs.
-pub struct TrainerDeps {
-    /// Knows the workers of the model.
-    pub scheduler: Arc<dyn Scheduler>,
-    /// Finds the workers that orders go to.
-    pub workers: Arc<dyn Workers>,
-    /// The processes that adopt engines which register.
-    pub adopters: Vec<Arc<dyn EngineAdopter>>,
-    /// The registry of the process.
-    pub metrics: Metrics,
-}
 
 /// Lets the series of the listener exist, so that their first count is a rise.
 fn show(families: &TrainerFamilies) {
@@ -44,14 +31,15 @@ fn show(families: &TrainerFamilies) {
     }
 }
 
-/// Starts the listener beside a gateway, if the configuration has one.
+/// Starts the listener beside a gateway, if the configuration has one. Engines that register go to `adopters`.
 ///
 /// # Errors
 /// The address cannot be bound, or the files of the certificate cannot be used.
 pub fn listen(
     config: &GatewayConfig,
     gateway: &GatewayHandle,
-    deps: TrainerDeps,
+    deps: &GatewayDeps,
+    adopters: Vec<Arc<dyn EngineAdopter>>,
 ) -> anyhow::Result<Option<Server>> {
     let trainer = &config.trainer;
     let families = Arc::new(TrainerFamilies::register(deps.metrics.registry())?);
@@ -67,14 +55,14 @@ pub fn listen(
     let tenant = tenant.context("gateway.trainer needs a tenant")?;
     let fleet = Fleet::new(
         model.clone(),
-        deps.scheduler,
-        deps.workers,
+        deps.scheduler.clone(),
+        deps.workers.clone(),
         families.clone(),
         gateway.weights(&model),
     );
     let state = Arc::new(TrainerState {
         fleet: Arc::new(fleet),
-        adopters: Adopters::new(deps.adopters),
+        adopters: Adopters::new(adopters),
         gateway: gateway.clone(),
         in_flight: Arc::new(InFlight::new(families.clone())),
         hold: Hold::new(

@@ -95,7 +95,6 @@ pub struct AccountsDeps {
 /// The accounts of a gateway.
 pub struct Accounts {
     callers: Callers,
-    directory: Arc<Directory>,
     limiter: Limiter,
     urgent_shares: UrgentShares,
     usage: Usage,
@@ -156,8 +155,7 @@ impl AccountsService {
         )?;
         Ok(AccountsService {
             accounts: Arc::new(Accounts {
-                callers: Callers::new(directory.clone(), jwt),
-                directory,
+                callers: Callers { directory, jwt },
                 limiter,
                 urgent_shares: UrgentShares::default(),
                 usage: usage.usage(),
@@ -231,9 +229,9 @@ impl Accounts {
     /// # Errors
     /// What is awaited.
     pub fn readiness(&self, usage_wait: Duration) -> Result<(), String> {
-        let known = self.directory.check_known();
+        let known = self.callers.directory.check_known();
         known.map_err(|error| error.message)?;
-        match self.directory.has_budgets() {
+        match self.callers.directory.has_budgets() {
             true => self.limiter.budgets().readiness(usage_wait),
             false => Ok(()),
         }
@@ -268,7 +266,7 @@ impl Accounts {
     /// # Errors
     /// `Forbidden` for a tenant that nobody has added, or `Unavailable` if nobody knows yet.
     pub fn caller_of_listener(&self, tenant: &TenantName) -> Result<Caller, ApiError> {
-        self.directory.caller_of_listener(tenant)
+        self.callers.directory.caller_of_listener(tenant)
     }
 
     /// Counts a request whose head has arrived. A caller without limits costs nothing.

@@ -2,7 +2,8 @@
 //!
 //! `tenants` knows tenants and their keys, limits and budgets; `usage` counts requests for bills and for budgets.
 //! `operators` has those who may change accounts. [`Accounts`] is all of it for the way of a request: it finds the
-//! caller, takes the request into its limits, and counts it while it runs. Nothing here knows HTTP or a model.
+//! caller, takes the request into its limits, and counts it while it runs. Nothing here knows a web framework or a
+//! model.
 //!
 //! Read first: `accounts.rs`, then `tenants/limiter.rs` and `usage/book.rs`.
 

@@ -5,7 +5,7 @@
 //! finds out who calls: `directory` knows the keys, and `jwt` the tokens of an identity provider. `limiter` counts
 //! what tenants and keys have used in a minute, and `budget` counts days and months. `policy` is the standing of a
 //! tenant's requests among those of others, and `urgent_share` keeps a tenant from being urgent all day.
-//! `redis_counts` counts minutes for several gateways together, in Redis.
+//! `rate_headers` tells callers what is left. `redis_counts` counts minutes for several gateways together, in Redis.
 
 pub mod act;
 pub mod audit;

@@ -12,8 +12,9 @@ const KEYS_RETRY_AFTER_MS: u64 = 5_000;
 
 /// Finds the callers of requests.
 pub(crate) struct Callers {
-    directory: Arc<Directory>,
-    jwt: Option<Arc<JwtVerifier>>,
+    pub(crate) directory: Arc<Directory>,
+    /// The tokens of an identity provider, if there is one.
+    pub(crate) jwt: Option<Arc<JwtVerifier>>,
 }
 
 /// Whether a text has the form of a signed token: three parts, of which the first begins as JSON does in base64.
@@ -22,11 +23,6 @@ fn is_token(text: &str) -> bool {
 }
 
 impl Callers {
-    /// The callers of a directory, and the owners of tokens if there is an identity provider.
-    pub(crate) fn new(directory: Arc<Directory>, jwt: Option<Arc<JwtVerifier>>) -> Self {
-        Callers { directory, jwt }
-    }
-
     /// Finds the caller by the headers `Authorization` and `x-api-key`, at a time in Unix seconds.
     ///
     /// # Errors
