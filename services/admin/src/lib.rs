@@ -1,9 +1,9 @@
 //! The admin API and the console of a gateway: tenants, keys, usage and orders, for operators with tokens.
 //!
 //! Its routes are on the operations listener of a gateway, under `/admin`. `operators` has the guard in front of all
-//! of them. `tenants`, `keys`, `usage`, `figures`, `orders`, `store` and `trial` have the handlers, and `acts` carries
-//! acts out and logs them. `console` is a page that calls them. The gateway is not known here: a chat that an
-//! operator tries is passed on by a function.
+//! of them. `tenants`, `keys`, `usage`, `figures`, `orders`, `store` and `trial` have the handlers, and `acts`
+//! carries acts out and logs them. `console` is a page that calls them. The gateway is not known here: a function
+//! passes on the chat that an operator tries.
 //!
 //! Read first: `operators.rs`, then `acts.rs`.
 

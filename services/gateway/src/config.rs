@@ -1,6 +1,7 @@
 //! The configuration of the gateway: what an operator sets, and the fixed values beside it.
 //!
-//! A section of the file is one struct. So the keys of accounts, operators and the listener for trainers are here too.
+//! A section of the file is one struct, so the keys of accounts, operators and the listener for trainers are here as
+//! well.
 
 mod trainer;
 

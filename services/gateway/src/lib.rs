@@ -1,11 +1,11 @@
 //! The edge of the mesh: the APIs of OpenAI and Anthropic for clients, leases and chunks behind it.
 //!
 //! The way of a request: `intake` reads the body, admits the request, and lets a large body wait for its turn.
-//! `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads the chunks of workers, and
-//! turns their tokens into text, reasoning and calls. `response` writes what the client sees, whole or as a stream of
-//! events. `surfaces` has the other APIs, whose bodies become those of chats. The crate `refrain-accounts` knows the
-//! caller and counts for bills and budgets. All steps but the first have one driver: the task that writes to the
-//! client.
+//! `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads the chunks of workers,
+//! and turns their tokens into text, reasoning and calls. `response` writes what the client sees, whole or as a
+//! stream of events. `surfaces` has the other APIs, whose bodies become those of chats. The crate `refrain-accounts`
+//! knows the caller and counts for bills and budgets. All steps but the first have one driver: the task that writes
+//! to the client.
 //!
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
 //!
@@ -13,9 +13,9 @@
 //! does), and what was generated before: it asks the draft store for lengths only. It stores only the responses that
 //! clients may continue, in memory.
 //!
-//! [`Gateway::build`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`], and [`Gateway::listen`] opens its
-//! listeners. Routes for operators come from outside. A listener for trainers does as well: it carries its requests
-//! out by a [`GatewayHandle`].
+//! [`Gateway::build`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`], and [`Gateway::listen`] opens
+//! its listeners. Routes for operators come from outside. A listener for trainers does as well: it carries its
+//! requests out by a [`GatewayHandle`].
 
 mod config;
 mod deps;

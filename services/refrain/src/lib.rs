@@ -1,7 +1,8 @@
 //! The `refrain` binary as a library, so that tests can run whole meshes in one process.
 //!
 //! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
-//! roles, [`gateway`] puts a gateway together, and [`serve`] has the commands that start services. [`store`], [`usage`], [`tenants`] and [`mesh_roles`] have
+//! roles, [`gateway`] puts a gateway together, and [`serve`] has the commands that start services. [`store`],
+//! [`usage`], [`tenants`] and [`mesh_roles`] have
 //! the operator's commands. `cluster` runs several processes on one machine, for trying out.
 
 mod cluster;

@@ -50,7 +50,7 @@ impl NewKey {
     }
 }
 
-/// One API key of the configuration, in clear text or as a hash.
+/// One API key, in clear text or as a hash.
 #[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 pub struct KeyConfig {
     /// The key in clear text.
