@@ -29,7 +29,7 @@ pub struct DraftStoreConfig {
     /// Bytes kept free on the disk, or a twentieth of the disk if that is less. When less is free, appends get 503;
     /// reads, evictions and erasures go on.
     pub disk_reserve_bytes: u64,
-    /// Memory for the log, in bytes. Its newest writes may take this much twice, and sled's page cache as much again.
+    /// Memory for pages of the catalogue in sled, in bytes. Documents that are not sealed yet are in memory besides.
     pub cache_bytes: u64,
     /// Most bytes of the log on disk. Beyond it appends get 429 while a job that makes the log smaller is running.
     pub log_bytes_max: u64,

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! <data_dir>/lock              held by the process that uses the directory
-//! <data_dir>/log/, log-<n>/    a journal, and sled as its index; the manifest names the log in use
+//! <data_dir>/log/, log-<n>/    a journal, and a catalogue in sled; the manifest names the log in use
 //! <data_dir>/segments/         sealed documents; the log names the segments in use
 //! <data_dir>/manifest.json     the minimum that the store must hold, and the last time it knew
 //! <data_dir>/quarantine-<ms>/  a log or segments that could not be read in full; kept for the operator
 //! ```
 //!
-//! The journal is the truth. An index that does not open, or that holds a damaged record, is rebuilt from it. The log
-//! moves to quarantine only if the journal itself has lost something. Everything that still decodes is then copied
+//! The journal is the truth. A catalogue that does not open, or that holds a damaged record, is built again from it.
+//! The log moves to quarantine only if the journal itself has lost something. Everything that still decodes is then copied
 //! into a new log under a new generation, so that followers start over. Segments are adopted as they are.
 //!
 //! A missing or damaged segment costs only its own documents. A segment of a format version that this program does
@@ -36,7 +36,5 @@ pub(crate) use inspect::inspect;
 pub(crate) use lock::DirectoryLock;
 pub(crate) use manifest::{Loss, Manifest};
 pub(crate) use open::{OpenedDirectory, open};
-#[cfg(test)]
-pub(crate) use paths::log_numbers;
-pub(crate) use paths::{clear_leftovers, delete_log, disk_bytes, log_path};
+pub(crate) use paths::disk_bytes;
 pub(crate) use quarantine::{Cleared, clear_quarantines, count_quarantines};

@@ -10,17 +10,18 @@
 //! 2. `writer/actor/commits.rs` gathers appends for a few milliseconds.
 //! 3. `writer/core.rs` applies them to a `writer/edit.rs`, which changes the catalog and gathers log writes.
 //!    `writer/placement.rs` decides where each update belongs in its document.
-//! 4. `log/journaled.rs` writes the batch to the journal, waits for `fdatasync`, and then applies it to sled.
+//! 4. `log/journaled.rs` writes the batch to the journal and waits for `fdatasync`. Then it keeps text in memory, and
+//!    small records in sled.
 //! 5. The actor answers the callers and wakes the followers. `reading/feed.rs` reads what changed.
 //!
 //! Later, `background/seal.rs` moves documents that have ended from the log to an immutable segment file.
-//! `background/log_rewrite.rs` copies the log into a fresh one when it has outgrown its content.
+//! `log/journaled/rewrite.rs` copies what is alive in the log into fresh files when it has outgrown its content.
 //!
 //! # What a start does
 //!
 //! 1. `service/server.rs` starts the writer's actor on a thread of its own. `writer/actor.rs` locks the directory.
-//! 2. `directory/open.rs` reads the manifest and opens the log that it names. A damaged index is rebuilt from the
-//!    journal; a damaged journal moves to quarantine.
+//! 2. `directory/open.rs` reads the manifest and opens the log that it names. A damaged catalogue is built again
+//!    from the journal; a damaged journal moves to quarantine.
 //! 3. `segments/discovery.rs` maps and checks the segments that the log names.
 //! 4. `catalog/load.rs` reads the catalog back from the log and the segments.
 //! 5. `service/server.rs` starts the listener.

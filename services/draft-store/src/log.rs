@@ -1,23 +1,22 @@
 //! The log: an ordered map of records with atomic, durable batches.
 //!
-//! [`journaled`] is the implementation in use: a journal, and sled as its index. Read it first, then [`journal`].
-//! [`RecordLog`] is the interface, which tests implement with a disk that refuses.
+//! [`journaled`] is the implementation in use: a journal, unsealed documents in memory, and a catalogue in sled. Read
+//! it first, then [`journal`]. [`RecordLog`] is the interface, which tests implement with a disk that refuses.
 
 mod caught_panic;
 pub(crate) mod journal;
 pub(crate) mod journaled;
 pub(crate) mod memory;
-mod recent;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use bincode::Encode;
 
 use crate::codec;
-use crate::record::DocumentKey;
 
 /// Makes directory entries durable.
 pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
@@ -34,9 +33,6 @@ pub(crate) enum LogError {
     /// The stored data cannot be read in full.
     #[error("{0}")]
     Corrupt(String),
-    /// A document's text cannot be read from the index. The journal may have it.
-    #[error("document {} of namespace {} cannot be read from the index", .0.document, .0.namespace)]
-    Unreadable(DocumentKey),
 }
 
 /// The error of a refused call to the file system.
@@ -71,11 +67,6 @@ impl Batch {
 
     pub(crate) fn remove(&mut self, key: Vec<u8>) {
         self.writes.insert(key, None);
-    }
-
-    /// Removes the pending write to a key.
-    pub(crate) fn forget(&mut self, key: &[u8]) {
-        self.writes.remove(key);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -125,22 +116,34 @@ impl Batch {
     }
 }
 
+/// The result of a rewrite of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RewriteReport {
+    pub(crate) before_bytes: u64,
+    pub(crate) after_bytes: u64,
+    /// Bytes of the records written to the fresh files.
+    pub(crate) written_bytes: u64,
+}
+
+/// The steps of a rewrite. Tests interrupt it at each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RewriteStep {
+    /// The fresh files exist, and get every commit from now on.
+    Created,
+    /// Some records are copied.
+    Copying,
+    /// All records are copied, and durable.
+    Copied,
+    /// The fresh files are in use.
+    Swapped,
+    /// The earlier files are deleted.
+    Deleted,
+}
+
 /// An ordered, durable map of records.
 pub(crate) trait RecordLog: Send + Sync {
-    /// Writes a batch atomically. It is durable after the next [`RecordLog::sync`].
-    fn write(&self, batch: &Batch) -> Result<(), LogError>;
-
-    /// Makes durable what was written, so that it survives a crash of the process and a loss of power.
-    fn sync(&self) -> Result<(), LogError>;
-
-    /// Writes a batch, and makes it durable before it returns.
-    fn commit(&self, batch: &Batch) -> Result<(), LogError> {
-        if batch.is_empty() {
-            return Ok(());
-        }
-        self.write(batch)?;
-        self.sync()
-    }
+    /// Writes a batch atomically, and makes it durable before it returns.
+    fn commit(&self, batch: &Batch) -> Result<(), LogError>;
 
     /// One record.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError>;
@@ -156,33 +159,23 @@ pub(crate) trait RecordLog: Send + Sync {
     /// Bytes on disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Bytes of records that the index does not have yet, so that it will grow by about as much.
-    fn unindexed_bytes(&self) -> u64 {
-        0
-    }
-
-    /// Number of files with values that are too large for the index's pages: an alarm unless 0.
+    /// Number of files with values that are too large for the catalogue's pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
 
-    /// Whether a record that is missing or damaged here may come back when the log is opened with a rebuilt index.
-    fn can_be_rebuilt(&self) -> bool {
-        false
-    }
-
-    /// Notes that the log is about to be deleted, so that nothing is written to its index any more.
-    fn retire(&self) {}
-
-    /// Waits until there is memory for further writes. A write itself never waits for that, since its caller holds a
-    /// lock. So whoever writes calls this first, and holds no lock that others wait for.
+    /// Copies what is alive into fresh files, which then replace the earlier ones. Commits go on meanwhile. It blocks,
+    /// so it needs a thread of its own. The flag ends it early, and the function runs at each step.
     ///
     /// # Errors
-    /// There is no memory, and there will be none until the log is opened again.
-    fn await_room(&self) -> Result<(), LogError> {
-        Ok(())
+    /// The disk refuses, a commit failed meanwhile, or the function fails. The log stays as it was then.
+    fn rewrite(
+        &self,
+        _stop: &AtomicBool,
+        _at: &dyn Fn(RewriteStep) -> Result<(), LogError>,
+    ) -> Result<RewriteReport, LogError> {
+        Err(LogError::Refused("this log has no files".into()))
     }
 
-    /// Why the log should be opened again, although all that it acknowledged is durable. With `Corrupt` it misread
-    /// something that it holds, so it should be repaired as well.
+    /// Why the log must be opened again, although all that it acknowledged is durable.
     fn fault(&self) -> Option<LogError> {
         None
     }

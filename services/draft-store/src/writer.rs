@@ -14,16 +14,14 @@
 //!
 //! Read `core.rs` first, then `placement.rs`, the rule that decides where an update belongs in a document.
 //! `replication.rs` is the core of a replica, and `join.rs` its rule for documents of other replicas.
-//! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor,
-//! `mirror.rs` the second log that receives every commit while the log is rewritten, and `remains.rs` tells whether
-//! the log's files may hold what was removed.
+//! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor, and
+//! `remains.rs` tells whether the log's files may hold what was removed.
 
 pub(crate) mod actor;
 pub(crate) mod core;
 mod edit;
 pub(crate) mod handle;
 mod join;
-mod mirror;
 pub(crate) mod outcome;
 mod placement;
 mod remains;

@@ -1,6 +1,6 @@
 //! Reading the catalog back from the log at start.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use refrain_protocol::usage::UsageTotal;
 use refrain_protocol::{DocumentId, NamespaceId};
@@ -55,6 +55,7 @@ pub(crate) fn load(
     load_namespaces(log, &mut loaded)?;
     load_feeds(log, &mut loaded, random)?;
     load_documents(log, found, &mut loaded, random)?;
+    clear_remains(log, &mut loaded)?;
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
     load_statistics(log, &mut loaded)?;
@@ -437,6 +438,23 @@ fn load_documents(
         }
     }
     load_prompts(log, &found, loaded)
+}
+
+/// Removes what is left of documents that do not exist or are sealed. A salvaged log has such records.
+fn clear_remains(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let damaged: HashSet<DocumentKey> = loaded.damaged.iter().copied().collect();
+    for kind in [RecordKind::State, RecordKind::Head, RecordKind::Piece] {
+        let (from, to) = kind.range();
+        log.scan(&from, &to, &mut |key, _| {
+            let of = record::document_of(key).filter(|of| !damaged.contains(of));
+            let known = of.and_then(|of| loaded.catalog.document(of));
+            if of.is_some() && known.is_none_or(|known| known.slot.is_some()) {
+                loaded.repairs.remove(key.to_vec());
+            }
+            true
+        })?;
+    }
+    Ok(())
 }
 
 /// Reads the prompts of all documents, from their heads in the log and from segments.

@@ -10,10 +10,7 @@ const RESERVE_SHARE: u64 = 20;
 /// a megabyte each.
 const OPEN_BYTES_MIN: u64 = 4 << 20;
 
-/// Bytes that sled may take for a byte of a record, until it has tidied up.
-const INDEX_OVERHEAD: u64 = 2;
-
-/// A rebuilt index may be larger than the one before it, by up to one part in this many of the log.
+/// A catalogue that is built again may be larger than the one before it, by up to one part in this many of the log.
 const OPEN_SHARE: u64 = 16;
 
 /// Bytes that must be free so that a log can be opened.
@@ -37,15 +34,6 @@ impl DiskSpace {
             free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
             all_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
         })
-    }
-
-    /// The disk once the index of the log has so many bytes of records that are only in memory and in the journal.
-    pub(crate) fn once_indexed(self, unindexed_bytes: u64) -> DiskSpace {
-        let index_bytes = unindexed_bytes.saturating_mul(INDEX_OVERHEAD);
-        DiskSpace {
-            free_bytes: self.free_bytes.saturating_sub(index_bytes),
-            ..self
-        }
     }
 
     /// Whether a job may write this many bytes. It may use the reserve, except for what opening a log takes.
@@ -86,17 +74,6 @@ mod tests {
         assert!(!room(GB / 20, GB).is_used_up(reserve, 0));
         assert!(room(GB / 20 - 1, GB).is_used_up(reserve, 0));
         assert!(!room(0, GB).is_used_up(0, GB));
-    }
-
-    #[test]
-    fn what_the_index_does_not_have_yet_takes_space_later() {
-        let room = DiskSpace {
-            free_bytes: 30 << 20,
-            all_bytes: 40 << 20,
-        };
-        assert!(!room.is_used_up(256 << 20, 1 << 20));
-        assert!(room.once_indexed(12 << 20).is_used_up(256 << 20, 1 << 20));
-        assert!(!room.once_indexed(15 << 20).has_room_for(1, 256 << 20));
     }
 
     #[test]

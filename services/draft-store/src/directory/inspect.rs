@@ -8,6 +8,7 @@ use crate::directory::manifest::Manifest;
 use crate::directory::open::{OpenedDirectory, current};
 use crate::directory::paths::log_path;
 use crate::directory::quarantine::without_uncertain;
+use crate::log::journaled::is_of_earlier_version;
 use crate::log::memory::MemoryLog;
 use crate::log::{LogError, RecordLog as _, journal};
 use crate::record::{StoreRecord, store_key};
@@ -31,7 +32,7 @@ pub(crate) fn inspect(
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let path = log_path(dir, number);
     let has_journal = journal::is_in(&path)?;
-    if !has_journal && path.join("db").exists() {
+    if !has_journal && is_of_earlier_version(&path) {
         return Err(LogError::Refused(format!(
             "{} was written by an earlier version, which kept no journal: start the store on it once, then retry",
             path.display()
@@ -47,7 +48,8 @@ pub(crate) fn inspect(
     let mut damage = Vec::new();
     if has_journal {
         let found = journal::scan(&path, 0, &mut |scanned| {
-            log.write(&without_uncertain(scanned))
+            log.apply(without_uncertain(scanned).writes());
+            Ok(())
         })?;
         damage.extend(found.damage.iter().map(|range| {
             format!(

@@ -8,8 +8,8 @@ use crate::codec;
 use crate::directory::manifest::{Loss, Manifest};
 use crate::directory::paths::{clear_leftovers, log_numbers, log_path};
 use crate::directory::quarantine::{Salvaged, quarantine, quarantine_files, salvage};
-use crate::log::journaled::{IndexMode, JournaledLog};
-use crate::log::sled::SledLog;
+use crate::log::journaled::{JournaledLog, delete_catalogs};
+use crate::log::sled::SledCatalog;
 use crate::log::{Batch, LogError, RecordLog, journal, random, refused};
 use crate::record::{SegmentId, StoreRecord, store_key};
 use crate::segments::{self, SegmentFile, find};
@@ -58,23 +58,20 @@ impl OpenedDirectory {
 ///
 /// # Errors
 /// [`LogError::Refused`] if the disk refuses or a segment has another version. Nothing was changed then.
-pub(crate) fn open(
-    dir: &Path,
-    cache_bytes: u64,
-    now_ms: u64,
-    index: IndexMode,
-) -> Result<OpenedDirectory, LogError> {
+pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<OpenedDirectory, LogError> {
     std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
     segments::check_versions(dir)?;
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
-    let mut opened = match open_or_repair(dir, number, manifest.as_ref(), cache_bytes, index) {
+    let mut opened = match open_or_repair(dir, number, manifest.as_ref(), cache_bytes) {
         Err(LogError::Corrupt(why)) => {
             // The new log is made beside the old one, which is moved last. A start that is interrupted begins again.
             let (old, next) = (log_path(dir, number), number + 1);
             clear_leftovers(dir, number)?;
-            let log = JournaledLog::open(&log_path(dir, next), cache_bytes, IndexMode::Trust)?;
-            let Salvaged { records, is_whole } = salvage(&old, &log, cache_bytes)?;
+            let (log, Salvaged { records, is_whole }) =
+                JournaledLog::create(&log_path(dir, next), cache_bytes, |put| {
+                    salvage(&old, put, cache_bytes)
+                })?;
             let store = create(&log)?;
             let moved = quarantine(dir, &old, now_ms)?;
             tracing::error!(
@@ -111,26 +108,24 @@ pub(crate) fn open(
     Ok(opened)
 }
 
-/// Opens the log. If its index lacks or misreads something, opens it again with a rebuilt index.
+/// Opens the log. If its catalogue lacks or misreads something, opens it again with one that is built anew.
 fn open_or_repair(
     dir: &Path,
     number: u64,
     manifest: Option<&Manifest>,
     cache_bytes: u64,
-    index: IndexMode,
 ) -> Result<OpenedDirectory, LogError> {
-    let can_repair = index == IndexMode::Trust && journal::is_in(&log_path(dir, number))?;
-    match open_once(dir, number, manifest, cache_bytes, index, can_repair) {
-        Err(LogError::Corrupt(why)) if can_repair => {
-            tracing::warn!(why, "draft store index cannot be read; rebuilding it");
-            open_once(
-                dir,
-                number,
-                manifest,
-                cache_bytes,
-                IndexMode::Rebuild,
-                false,
-            )
+    let path = log_path(dir, number);
+    let log = JournaledLog::open(&path, cache_bytes)?;
+    match load_log(dir, log, number, manifest, true) {
+        Err(LogError::Corrupt(why)) => {
+            tracing::warn!(
+                why,
+                "draft store catalogue cannot be read; it is built again"
+            );
+            delete_catalogs(&path, None)?;
+            let log = JournaledLog::open(&path, cache_bytes)?;
+            load_log(dir, log, number, manifest, false)
         }
         other => other,
     }
@@ -189,23 +184,21 @@ fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
         })?;
         return Ok(is_named);
     }
-    match SledLog::open(path, cache_bytes).and_then(|log| log.get(&store_key())) {
+    match SledCatalog::open(path, cache_bytes).and_then(|log| log.get(&store_key())) {
         Ok(identity) => Ok(identity.is_some()),
         Err(LogError::Corrupt(_)) => Ok(false),
         Err(refused) => Err(refused),
     }
 }
 
-/// Opens the log. With `is_strict`, a single unreadable record is an error.
-fn open_once(
+/// Reads what an open log has. With `is_strict`, a single unreadable record is an error.
+fn load_log(
     dir: &Path,
+    log: JournaledLog,
     number: u64,
     manifest: Option<&Manifest>,
-    cache_bytes: u64,
-    index: IndexMode,
     is_strict: bool,
 ) -> Result<OpenedDirectory, LogError> {
-    let log = JournaledLog::open(&log_path(dir, number), cache_bytes, index)?;
     let mut is_new = false;
     let mut store = match log.get(&store_key())? {
         Some(value) => match codec::open::<StoreRecord>(&store_key(), &value) {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::codec;
-use crate::log::journal::{self, JournalPosition, ScannedBatch};
-use crate::log::journaled::JournaledLog;
-use crate::log::sled::SledLog;
-use crate::log::{Batch, LogError, RecordLog as _, refused, sync_directory};
+use crate::log::journal::{self, ScannedBatch};
+use crate::log::journaled::{catalog_beside, is_of_earlier_version};
+use crate::log::sled::SledCatalog;
+use crate::log::{Batch, LogError, refused, sync_directory};
 use crate::record::{DocumentKey, RecordKind, document_key, document_of};
 
 /// Prefix of the names of quarantine directories.
@@ -80,64 +80,85 @@ pub(super) struct Salvaged {
     pub(super) is_whole: bool,
 }
 
-/// Copies every record that still decodes into a new log: first what the index can read, then what the journal says.
-/// Damage stops neither.
+/// Receives the records of a new log.
+type Put<'a> = &'a mut dyn FnMut(&Batch) -> Result<(), LogError>;
+
+/// Passes on every record that still decodes: first what sled can read, then what the journal says. Damage stops
+/// neither.
 ///
 /// # Errors
-/// The disk of the new log refuses.
-pub(super) fn salvage(
-    from: &Path,
-    to: &JournaledLog,
-    cache_bytes: u64,
-) -> Result<Salvaged, LogError> {
+/// The disk refuses.
+pub(super) fn salvage(from: &Path, put: Put, cache_bytes: u64) -> Result<Salvaged, LogError> {
     let mut salvaged = Salvaged {
         records: 0,
         is_whole: true,
     };
     unmark_whole(from)?;
     let has_journal = journal::is_in(from)?;
-    let position = salvage_index(from, to, cache_bytes, has_journal, &mut salvaged)?;
-    if has_journal {
-        // A position in another journal means nothing here.
-        let name = journal::scan(from, 0, &mut |_| Ok(()))
+    // Records of another journal mean nothing here.
+    let name = match has_journal {
+        true => journal::scan(from, 0, &mut |_| Ok(()))
             .ok()
-            .and_then(|found| found.name);
-        let position = position.filter(|position| Some(position.journal) == name);
-        salvage_journal(from, to, position, &mut salvaged)?;
+            .and_then(|found| found.name),
+        false => None,
+    };
+    let covered = salvage_sled(from, name, put, cache_bytes, &mut salvaged)?;
+    salvaged.is_whole |= has_journal;
+    if has_journal {
+        salvage_journal(from, put, &covered, &mut salvaged)?;
     }
-    to.sync()?;
     if salvaged.is_whole {
         mark_whole(from)?;
     }
     Ok(salvaged)
 }
 
-/// Copies what the index can read. Returns the position in the journal up to which the index was complete, if it
-/// could be read to its end.
-fn salvage_index(
+/// What sled has of a log.
+#[derive(Default)]
+struct Covered {
+    /// Everything up to here in the journal.
+    end: u64,
+    /// Text as well: earlier versions had it there.
+    has_text: bool,
+}
+
+/// Passes on what sled can read.
+fn salvage_sled(
     from: &Path,
-    to: &JournaledLog,
+    journal: Option<u64>,
+    put: Put,
     cache_bytes: u64,
-    has_journal: bool,
     salvaged: &mut Salvaged,
-) -> Result<Option<JournalPosition>, LogError> {
-    let opened = SledLog::open(from, cache_bytes)
-        .or_else(|_| SledLog::open_without_snapshots(from, cache_bytes));
-    let old = match opened {
-        Ok(old) => old,
+) -> Result<Covered, LogError> {
+    let has_text = is_of_earlier_version(from);
+    let path = match has_text {
+        true => Some(from.to_owned()),
+        false => catalog_beside(from, journal)?,
+    };
+    let Some(path) = path else {
+        return Ok(Covered::default());
+    };
+    let opened = SledCatalog::open(&path, cache_bytes)
+        .or_else(|_| SledCatalog::open_without_snapshots(&path, cache_bytes));
+    let sled = match opened {
+        Ok(sled) => sled,
         Err(error) => {
-            tracing::warn!(%error, "quarantined index cannot be opened");
-            // Without a journal the index was all there is.
-            salvaged.is_whole = has_journal;
-            return Ok(None);
+            tracing::warn!(%error, "quarantined catalogue cannot be opened");
+            salvaged.is_whole = false;
+            return Ok(Covered::default());
         }
     };
     let mut is_whole = true;
     for kind in KEPT {
-        is_whole &= copy(&old, to, kind, &mut salvaged.records)?;
+        is_whole &= copy(&sled, put, kind, &mut salvaged.records)?;
     }
-    salvaged.is_whole = is_whole || has_journal;
-    Ok(old.position().ok().flatten().filter(|_| is_whole))
+    salvaged.is_whole = is_whole;
+    let position = sled.position().ok().flatten();
+    let position = position.filter(|position| is_whole && Some(position.journal) == journal);
+    Ok(Covered {
+        end: position.map_or(0, |position| position.end),
+        has_text,
+    })
 }
 
 /// Removes the documents from a batch of which some writes may be lost. New text under an old state, or the reverse,
@@ -163,33 +184,34 @@ pub(super) fn without_uncertain(mut scanned: ScannedBatch) -> Batch {
     scanned.batch
 }
 
-/// Applies the journal from `position` on, or all of it.
+/// Passes on what the journal has and sled has not.
 fn salvage_journal(
     from: &Path,
-    to: &JournaledLog,
-    position: Option<JournalPosition>,
+    put: Put,
+    covered: &Covered,
     salvaged: &mut Salvaged,
 ) -> Result<(), LogError> {
-    let start = position.map_or(0, |position| position.end);
+    // What stays in memory is in no catalogue.
+    let start = if covered.has_text { covered.end } else { 0 };
     let mut refused = None;
     let scanned = journal::scan(from, start, &mut |scanned| {
+        let is_new = scanned.end > covered.end;
+        let is_kept = |key: &[u8]| {
+            let is_kind_kept = RecordKind::of(key).is_some_and(|kind| KEPT.contains(&kind));
+            is_kind_kept && (is_new || RecordKind::is_short_lived(key))
+        };
         let mut batch = Batch::default();
         for (key, value) in without_uncertain(scanned).writes() {
-            let is_kept = RecordKind::of(key).is_some_and(|kind| KEPT.contains(&kind));
             match value {
-                Some(value) if is_kept && codec::check(key, value).is_ok() => {
+                Some(value) if is_kept(key) && codec::check(key, value).is_ok() => {
                     batch.put(key.clone(), value.clone());
                 }
-                None if is_kept => batch.remove(key.clone()),
+                None if is_kept(key) => batch.remove(key.clone()),
                 _ => {}
             }
         }
         salvaged.records += batch.len() as u64;
-        if batch.is_empty() {
-            return Ok(());
-        }
-        to.write(&batch)
-            .inspect_err(|error| refused = Some(error.clone()))
+        put(&batch).inspect_err(|error| refused = Some(error.clone()))
     });
     match (scanned, refused) {
         (_, Some(error)) => return Err(error),
@@ -207,8 +229,8 @@ fn salvage_journal(
 /// # Errors
 /// The disk of the new log refuses.
 fn copy(
-    from: &SledLog,
-    to: &JournaledLog,
+    from: &SledCatalog,
+    put: Put,
     kind: RecordKind,
     records: &mut u64,
 ) -> Result<bool, LogError> {
@@ -225,12 +247,10 @@ fn copy(
             }
             batch.len() < COPY_BATCH
         });
-        if !batch.is_empty() {
-            to.write(&batch)?;
-        }
+        put(&batch)?;
         *records += batch.len() as u64;
         if let Err(error) = scanned {
-            tracing::warn!(%error, "quarantined index cannot be read to its end");
+            tracing::warn!(%error, "quarantined catalogue cannot be read to its end");
             return Ok(false);
         }
         match last {

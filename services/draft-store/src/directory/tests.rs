@@ -11,7 +11,7 @@ use crate::directory::lock::DirectoryLock;
 use crate::directory::manifest::Manifest;
 use crate::directory::open::open;
 use crate::directory::paths::{log_numbers, log_path};
-use crate::log::journaled::{IndexMode, JournaledLog};
+use crate::log::journaled::JournaledLog;
 use crate::log::{Batch, LogError};
 use crate::record::{NamespaceRecord, RecordKind, StoreRecord, namespace_key};
 
@@ -19,7 +19,7 @@ const CACHE_BYTES: u64 = 4 << 20;
 
 /// Makes a closed store with `count` records.
 fn filled(dir: &Path, count: u128) -> StoreRecord {
-    let opened = open(dir, CACHE_BYTES, 1, IndexMode::Trust).unwrap();
+    let opened = open(dir, CACHE_BYTES, 1).unwrap();
     let mut batch = Batch::default();
     for id in 0..count {
         let key = namespace_key(RecordKind::Namespace, NamespaceId(id));
@@ -54,7 +54,7 @@ fn the_manifest_names_the_log_in_use_among_several() {
     };
     // A rewrite was interrupted before its log was named.
     std::fs::create_dir(log_path(dir.path(), 1)).unwrap();
-    let opened = open(dir.path(), CACHE_BYTES, 2, IndexMode::Trust).unwrap();
+    let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
     assert_eq!((opened.store, opened.number), (store, 0));
     assert_eq!(log_numbers(dir.path()).unwrap(), [0]);
     drop(opened);
@@ -62,7 +62,7 @@ fn the_manifest_names_the_log_in_use_among_several() {
     copied(0, 2);
     std::fs::create_dir(log_path(dir.path(), 3)).unwrap();
     std::fs::remove_file(dir.path().join("manifest.json")).unwrap();
-    let opened = open(dir.path(), CACHE_BYTES, 2, IndexMode::Trust).unwrap();
+    let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
     assert_eq!((opened.store, opened.number), (store, 2));
     assert_eq!(opened.quarantined, None);
     assert_eq!(log_numbers(dir.path()).unwrap(), [2]);
@@ -79,7 +79,7 @@ fn a_store_interrupted_during_its_creation_counts_as_empty() {
     // Inspecting it writes nothing.
     assert!(matches!(inspected(false), Err(LogError::Refused(_))));
     // The log was created, but no identity was written.
-    drop(JournaledLog::open(&log_path(dir.path(), 0), CACHE_BYTES, IndexMode::Trust).unwrap());
+    drop(JournaledLog::open(&log_path(dir.path(), 0), CACHE_BYTES).unwrap());
     assert!(inspected(false).is_ok());
     let store = filled(dir.path(), 1);
     assert_eq!(inspected(false).unwrap().store, store);
@@ -110,15 +110,10 @@ fn a_log_behind_its_manifest_gets_a_new_generation() {
     Manifest::new(0, store, &catalog, false)
         .write(dir.path())
         .unwrap();
-    let opened = open(dir.path(), CACHE_BYTES, 2, IndexMode::Trust).unwrap();
+    let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
     assert_ne!(opened.store.generation, store.generation);
     assert_eq!(opened.quarantined, None);
     let again = opened.store;
     drop(opened);
-    assert_eq!(
-        open(dir.path(), CACHE_BYTES, 3, IndexMode::Trust)
-            .unwrap()
-            .store,
-        again
-    );
+    assert_eq!(open(dir.path(), CACHE_BYTES, 3).unwrap().store, again);
 }

@@ -1,6 +1,6 @@
 //! The journal: an append-only file. Every batch is written and synced here before it is acknowledged.
 //!
-//! The journal is the truth, and sled beside it is an index that can be thrown away and rebuilt. The reason is that
+//! The journal is the truth, and sled beside it is a catalogue that can be thrown away and rebuilt. The reason is that
 //! sled's own file cannot be read in part. One damaged page, or one file of its directory that a full disk left
 //! empty, makes all of it unreadable. Scanning sled's file for our envelopes was rejected: it would cost no writes,
 //! but it would need a copy of sled's page format, and one page holds many documents.
@@ -26,7 +26,7 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use format::{JournalPosition, is_in, path_in, remove_unfinished};
+pub(crate) use format::{JournalPosition, is_begun, is_in, path_in, remove_unfinished};
 pub(crate) use scan::{ScanReport, ScannedBatch, scan};
 
 use std::fs::File;

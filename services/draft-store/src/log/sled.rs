@@ -1,4 +1,4 @@
-//! The index of the log, in sled 0.34.7.
+//! The catalogue of the log, in sled 0.34.7.
 //!
 //! sled's files are never the only copy of anything; see `journaled.rs`. Values stay under 4 KiB, since larger ones
 //! go to blob files. After any I/O error a sled handle is dead until it is opened again.
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use crate::log::caught_panic::catch;
 use crate::log::journal::JournalPosition;
-use crate::log::{Batch, LogError, refused};
+use crate::log::{LogError, refused};
 
 /// An open sled directory.
-pub(crate) struct SledLog {
+pub(crate) struct SledCatalog {
     db: sled::Db,
     path: PathBuf,
 }
@@ -38,7 +38,7 @@ const CONF_BYTES_MIN: u64 = 9;
 /// Prefix of the names of sled's snapshots.
 const SNAPSHOT: &str = "snap.";
 
-impl SledLog {
+impl SledCatalog {
     /// Opens or creates the directory.
     ///
     /// sled panics on some damaged files. A panic is returned as [`LogError::Corrupt`].
@@ -59,13 +59,13 @@ impl SledLog {
                 other => break other?,
             }
         };
-        Ok(SledLog {
+        Ok(SledCatalog {
             db: opened,
             path: path.to_owned(),
         })
     }
 
-    /// Deletes sled's files, and leaves the journal beside them.
+    /// Deletes sled's files, and leaves what is beside them: earlier versions had the journal there.
     pub(crate) fn delete(path: &Path) -> Result<(), LogError> {
         for entry in entries(path)? {
             let name = entry.file_name();
@@ -91,7 +91,7 @@ impl SledLog {
                     .map_err(|error| refused("move", &entry.path(), &error))?;
             }
         }
-        SledLog::open(path, cache_bytes)
+        SledCatalog::open(path, cache_bytes)
     }
 
     /// How far the journal was applied. `None` if that was never recorded.
@@ -101,29 +101,21 @@ impl SledLog {
             .and_then(|bytes| JournalPosition::from_bytes(&bytes)))
     }
 
-    /// Applies a batch atomically. The batch ends at `position` in the journal.
-    pub(crate) fn write(&self, batch: &Batch, position: JournalPosition) -> Result<(), LogError> {
-        let mut writes = sled::Batch::default();
-        for (key, value) in batch.writes() {
+    /// Applies writes atomically. The journal has them up to `position`.
+    pub(crate) fn write<'a>(
+        &self,
+        writes: impl Iterator<Item = (&'a Vec<u8>, Option<&'a Vec<u8>>)>,
+        position: JournalPosition,
+    ) -> Result<(), LogError> {
+        let mut batch = sled::Batch::default();
+        for (key, value) in writes {
             match value {
-                Some(value) => writes.insert(key.as_slice(), value.as_slice()),
-                None => writes.remove(key.as_slice()),
+                Some(value) => batch.insert(key.as_slice(), value.as_slice()),
+                None => batch.remove(key.as_slice()),
             }
         }
-        writes.insert(&POSITION_KEY, &position.to_bytes());
-        guarded(|| self.db.apply_batch(writes))
-    }
-
-    /// Applies writes atomically. The position in the journal stays: the index is not complete beyond it yet.
-    pub(crate) fn write_step(&self, step: &[(&Vec<u8>, &Option<Vec<u8>>)]) -> Result<(), LogError> {
-        let mut writes = sled::Batch::default();
-        for (key, value) in step {
-            match value {
-                Some(value) => writes.insert(key.as_slice(), value.as_slice()),
-                None => writes.remove(key.as_slice()),
-            }
-        }
-        guarded(|| self.db.apply_batch(writes))
+        batch.insert(&POSITION_KEY, &position.to_bytes());
+        guarded(|| self.db.apply_batch(batch))
     }
 
     /// One record.
@@ -161,7 +153,7 @@ impl SledLog {
 
 /// sled flushes when its last handle is dropped, and a write that fails on one of its threads does not always wake
 /// the flush that waits for it. Every flush that begins after the failure wakes all that wait.
-impl Drop for SledLog {
+impl Drop for SledCatalog {
     fn drop(&mut self) {
         flush_with_wakers(FLUSH_PATIENCE, || {
             // As sled does it: its own threads may write meanwhile.
@@ -261,15 +253,16 @@ mod tests {
     use parking_lot::{Condvar, Mutex};
 
     use super::*;
+    use crate::log::Batch;
 
     #[test]
     fn a_panic_of_a_visitor_is_not_taken_for_damage() {
         let dir = tempfile::tempdir().unwrap();
-        let log = SledLog::open(dir.path(), 1 << 20).unwrap();
+        let log = SledCatalog::open(dir.path(), 1 << 20).unwrap();
         let mut batch = Batch::default();
         batch.put(b"d".to_vec(), vec![7]);
         let position = JournalPosition { journal: 1, end: 1 };
-        log.write(&batch, position).unwrap();
+        log.write(batch.writes(), position).unwrap();
         let scan = || log.scan(&[], &[u8::MAX], &mut |_, _| resume_unwind(Box::new("boom")));
         let panicked = catch_unwind(AssertUnwindSafe(scan));
         assert_eq!(panicked.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));

@@ -10,7 +10,6 @@ use refrain_protocol::{DocumentId, Namespace};
 
 use crate::config::DraftStoreConfig;
 use crate::directory::{OpenedDirectory, open};
-use crate::log::journaled::IndexMode;
 use crate::metrics::RemovalReason;
 use crate::reading::document_text;
 use crate::record::DocumentKey;
@@ -40,13 +39,25 @@ pub(crate) fn text(document: u128, len: u32) -> Vec<u32> {
     (0..len).map(|at| at * 31 + document as u32).collect()
 }
 
+/// Copies a directory with all that is in it.
+pub(crate) fn copy_directory(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_directory(&entry.path(), &target),
+            // sled replaces files while it is open.
+            false => drop(std::fs::copy(entry.path(), target)),
+        }
+    }
+}
+
 /// A store, and what it must hold of tenant a: lengths by document.
 pub(crate) struct TestStore {
     pub(crate) dir: PathBuf,
     pub(crate) shared: SharedStore,
     pub(crate) core: Mutex<WriterCore>,
-    /// Number of its log.
-    pub(crate) number: Mutex<u64>,
     /// Damaged records found at the open. The next fields: lost segments, and where the log was moved.
     pub(crate) damaged: u64,
     pub(crate) lost: usize,
@@ -58,12 +69,11 @@ impl TestStore {
     pub(crate) fn open(dir: &Path, expected: BTreeMap<u128, u32>) -> Self {
         let OpenedDirectory {
             log,
-            number,
             store,
             loaded,
             quarantined,
             ..
-        } = open(dir, CACHE_BYTES, 1, IndexMode::Trust).unwrap();
+        } = open(dir, CACHE_BYTES, 1).unwrap();
         let damaged = loaded.damaged_records + loaded.damaged.len() as u64;
         let mut core = WriterCore::new(
             log.clone(),
@@ -80,7 +90,6 @@ impl TestStore {
             dir: dir.to_owned(),
             shared,
             core: Mutex::new(core),
-            number: Mutex::new(number),
             damaged,
             lost: loaded.lost_segments,
             quarantined,

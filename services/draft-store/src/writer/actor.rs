@@ -7,14 +7,13 @@
 //!
 //! Read `commits.rs` first, the way of an append. Then `jobs.rs`, which runs background jobs, and `sealing.rs`,
 //! `purging.rs` and `log_rewriting.rs`, which start them and install their results. `seal_state.rs`,
-//! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `index_repair.rs`, `manifest.rs`,
-//! `requests.rs`, `replication.rs`, `usage.rs` and `gauges.rs` are one concern each.
+//! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `manifest.rs`, `requests.rs`,
+//! `replication.rs`, `usage.rs` and `gauges.rs` are one concern each.
 
 mod commit_queue;
 mod commits;
 mod errors;
 mod gauges;
-mod index_repair;
 mod jobs;
 mod log_rewriting;
 mod manifest;
@@ -30,10 +29,9 @@ mod sealing;
 mod tests;
 mod usage;
 
-use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext as _, Context};
@@ -45,11 +43,11 @@ use tokio::sync::oneshot;
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, DirectoryLock, Loss, OpenedDirectory};
-use crate::log::journaled::IndexMode;
+use crate::log::memory::MemoryLog;
 use crate::log::{LogError, RecordLog};
 use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
-use crate::record::{DocumentKey, SegmentId};
+use crate::record::SegmentId;
 use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 use crate::writer::actor::commit_queue::CommitQueue;
@@ -80,27 +78,14 @@ pub(crate) struct WriterActor {
     /// How often the store was opened. Results of jobs from an earlier opening are refused.
     openings: u64,
     log_number: u64,
-    /// How the log's index is treated at the next open.
-    index: IndexMode,
-    /// Documents for which the index was rebuilt. If they are still unreadable, the journal has lost them.
-    rebuilt_for: HashSet<DocumentKey>,
-    /// How often the index was rebuilt, and the earliest time of the next rebuild.
-    rebuilds: u32,
-    rebuild_not_before: Instant,
+    /// The log of the last opening. A rewrite may still hold it after the store was closed.
+    last_log: Weak<dyn RecordLog>,
     hold: DirectoryLock,
     replication_waiters: ReplicationWaiters,
     /// The last change in the manifest, and when it was written.
     manifest_head: u64,
     manifest_written: Instant,
     _sentinel: Sentinel,
-}
-
-/// How the index is treated after an error. An index that could not read its own records is rebuilt.
-fn index_after(log: &dyn RecordLog) -> IndexMode {
-    match log.fault() {
-        Some(LogError::Corrupt(_)) => IndexMode::Rebuild,
-        _ => IndexMode::Trust,
-    }
 }
 
 impl Actor for WriterActor {
@@ -142,10 +127,7 @@ impl WriterActor {
             sealing: SealState::default(),
             openings: 0,
             log_number: 0,
-            index: IndexMode::Trust,
-            rebuilt_for: HashSet::new(),
-            rebuilds: 0,
-            rebuild_not_before: Instant::now(),
+            last_log: Weak::<MemoryLog>::new(),
             hold,
             replication_waiters: ReplicationWaiters::default(),
             manifest_head: 0,
@@ -158,6 +140,10 @@ impl WriterActor {
 
     fn reopen(&mut self) -> Result<(), LogError> {
         self.hold.check()?;
+        if self.last_log.strong_count() > 0 {
+            let why = "a rewrite of the log has not ended yet";
+            return Err(LogError::Refused(why.into()));
+        }
         let OpenedDirectory {
             log,
             number,
@@ -172,9 +158,8 @@ impl WriterActor {
             &self.config.data_dir,
             self.config.cache_bytes,
             clock::unix_ms(),
-            self.index,
         )?;
-        self.index = IndexMode::Trust;
+        self.last_log = Arc::downgrade(&log);
         // Without a time in the manifest, the last use of a document is the best known time.
         self.shared.start_clock(match known_ms {
             0 => loaded.catalog.last_used_ms().unwrap_or(0),
@@ -204,7 +189,6 @@ impl WriterActor {
             loaded.repairs,
             loaded.damaged,
         );
-        core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
         core.remains = Remains::of_opened(is_new);
         let mut catalog = loaded.catalog;
         core.prepare_replication(&mut catalog);
@@ -221,11 +205,6 @@ impl WriterActor {
         &mut self,
         action: impl FnOnce(&mut WriterCore, &mut Catalog, u64) -> Result<CommitOutcome, LogError>,
     ) -> Result<CommitOutcome, ApiError> {
-        let Some(core) = &mut self.core else {
-            return Err(unavailable());
-        };
-        // Readers go on meanwhile.
-        let room = core.await_room();
         let mut closed = None;
         let outcome = {
             let mut open = self.shared.write();
@@ -234,24 +213,21 @@ impl WriterActor {
             };
             // The core and the catalog are discarded after a panic, which makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                room?;
                 action(core, &mut store.catalog, self.shared.now_ms())
             }));
             if !matches!(outcome, Ok(Ok(_))) {
-                self.index = index_after(&*store.log);
-                if let Ok(Err(LogError::Unreadable(key))) = &outcome {
-                    self.rebuilt_for.insert(*key);
-                    self.index = IndexMode::Rebuild;
-                }
                 // Close before anybody else gets the lock.
                 self.shared.note_closed();
                 closed = Some((open.take(), self.core.take()));
             }
             outcome
         };
-        // Both hold the log, and sled gives its lock back with the last of them. Before that the log completes its
-        // index, which callers do not wait for.
-        drop(closed);
+        // Both hold the log, and sled gives its lock back with the last of them. It writes before that, which readers
+        // do not wait for.
+        if closed.is_some() {
+            drop(closed);
+            self.stop_job();
+        }
         match outcome {
             Ok(Ok(outcome)) => {
                 self.publish(&outcome);
@@ -268,6 +244,19 @@ impl WriterActor {
                 Err(ApiError::internal("the writer panicked"))
             }
         }
+    }
+
+    /// Closes a log whose catalogue has failed. The next tick opens it.
+    fn close_faulty(&mut self) -> bool {
+        let Some(error) = self.core.as_ref().and_then(|core| core.log.fault()) else {
+            return false;
+        };
+        tracing::error!(%error, "reopening the draft store log, whose journal has everything");
+        self.metrics.writer_restarts.inc();
+        self.shared.set_open(None);
+        self.core = None;
+        self.stop_job();
+        true
     }
 
     fn publish(&mut self, outcome: &CommitOutcome) {

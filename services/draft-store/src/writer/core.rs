@@ -50,11 +50,7 @@ const REPEATS_MS: u64 = HOUR_MS;
 /// The writer's state; see the module.
 pub(crate) struct WriterCore {
     pub(super) log: Arc<dyn RecordLog>,
-    /// A log that will replace `log`. It gets every commit, too.
-    pub(super) mirror: Option<Arc<dyn RecordLog>>,
     pub(crate) remains: Remains,
-    /// Bytes of keys and values that were written to the mirror.
-    pub(crate) mirrored_bytes: u64,
     pub(super) config: DraftStoreConfig,
     /// The store's identity and reservation.
     pub(crate) store: StoreRecord,
@@ -69,8 +65,6 @@ pub(crate) struct WriterCore {
     /// Writes that may wait for the next commit: repairs from when the store was opened, and what was sent since.
     pub(super) repairs: Batch,
     damaged: Vec<DocumentKey>,
-    /// Documents for which the log's index was rebuilt. If they are unreadable now, they are lost.
-    pub(crate) rebuilt_for: Arc<HashSet<DocumentKey>>,
 }
 
 impl WriterCore {
@@ -83,8 +77,6 @@ impl WriterCore {
     ) -> Self {
         WriterCore {
             log,
-            mirror: None,
-            mirrored_bytes: 0,
             remains: Remains::of_opened(false),
             config,
             store,
@@ -94,7 +86,6 @@ impl WriterCore {
             earliest_ms: 0,
             repairs,
             damaged,
-            rebuilt_for: Arc::default(),
         }
     }
 
@@ -275,7 +266,7 @@ impl WriterCore {
         let mut edit = self.edit(catalog, now_ms);
         for key in &segment.damaged {
             if edit.catalog.document(*key).is_some() {
-                edit.remove_damaged(*key)?;
+                edit.remove(*key, RemovalReason::Damage)?;
             }
         }
         edit.install(segment)?;
@@ -287,7 +278,6 @@ impl WriterCore {
             catalog,
             self.log.clone(),
             self.store,
-            self.rebuilt_for.clone(),
             self.config.tuning.tombstones_max,
             self.config.tuning.group_tokens_max,
             now_ms,
@@ -299,14 +289,11 @@ impl WriterCore {
         edit: Edit<'_>,
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
-        let (mut batch, store, split, mut outcome) = edit.finish()?;
+        let (batch, store, split, mut outcome) = edit.finish()?;
         if outcome.leaves_remains {
             self.remains.note_removal();
         }
-        if !batch.is_empty() {
-            self.log.commit(&batch)?;
-            self.mirror(&mut batch);
-        }
+        self.log.commit(&batch)?;
         outcome.reserved = store != self.store;
         self.store = store;
         self.settling

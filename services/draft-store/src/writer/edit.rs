@@ -18,7 +18,7 @@ mod text_pieces;
 mod updates;
 pub(super) mod usage;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use refrain_protocol::{Namespace, NamespaceId};
@@ -40,8 +40,6 @@ pub(super) struct Edit<'a> {
     pub(super) outcome: CommitOutcome,
     pub(super) log: Arc<dyn RecordLog>,
     store: StoreRecord,
-    /// Documents for which the log's index was rebuilt.
-    rebuilt_for: Arc<HashSet<DocumentKey>>,
     tombstones_max: usize,
     group_tokens_max: u64,
     now_ms: u64,
@@ -65,7 +63,6 @@ impl<'a> Edit<'a> {
         catalog: &'a mut Catalog,
         log: Arc<dyn RecordLog>,
         store: StoreRecord,
-        rebuilt_for: Arc<HashSet<DocumentKey>>,
         tombstones_max: usize,
         group_tokens_max: u64,
         now_ms: u64,
@@ -76,7 +73,6 @@ impl<'a> Edit<'a> {
             outcome: CommitOutcome::default(),
             log,
             store,
-            rebuilt_for,
             tombstones_max,
             group_tokens_max,
             now_ms,

@@ -11,6 +11,8 @@
 mod disk;
 #[path = "../support/files.rs"]
 mod files;
+#[path = "../support/logs.rs"]
+mod logs;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 use disk::{Fault, arm, disarm};
 use files::copy;
+use logs::{catalog, make_earlier};
 use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, StoreTuning, start};
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{
@@ -137,17 +140,32 @@ async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
     store.stop().await;
     copy(&live, &dir.join("closed"));
     copy(&live, &dir.join("spoilt"));
-    fs::write(dir.join("spoilt/log/db"), vec![0x5a; 300_000]).unwrap();
+    let catalog = catalog(&dir.join("spoilt/log"));
+    fs::write(catalog.join("db"), vec![0x5a; 300_000]).unwrap();
     copy(&live, &dir.join("earlier-version"));
-    fs::remove_file(dir.join("earlier-version/log/journal")).unwrap();
-    // An earlier version did not record how far the journal was applied.
-    let index = sled::open(dir.join("earlier-version/log")).unwrap();
-    index.remove([0u8]).unwrap();
-    index.flush().unwrap();
-    drop(index);
-    ["killed", "closed", "spoilt", "earlier-version"]
-        .map(|name| (name, dir.join(name)))
-        .to_vec()
+    make_earlier(&dir.join("earlier-version/log"), true);
+    copy(&live, &dir.join("first-version"));
+    make_earlier(&dir.join("first-version/log"), false);
+    copy(
+        &dir.join("earlier-version"),
+        &dir.join("lossy-earlier-version"),
+    );
+    // The journal is damaged, and sled has what was there.
+    let journal = dir.join("lossy-earlier-version/log/journal");
+    let mut bytes = fs::read(&journal).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&journal, bytes).unwrap();
+    [
+        "killed",
+        "closed",
+        "spoilt",
+        "earlier-version",
+        "first-version",
+        "lossy-earlier-version",
+    ]
+    .map(|name| (name, dir.join(name)))
+    .to_vec()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

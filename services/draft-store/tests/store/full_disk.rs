@@ -131,7 +131,7 @@ async fn a_disk_full_up_to_its_reserve_refuses_appends_and_nothing_else() {
 
 /// The reserve is enough to open the log again, even if imports alone filled the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_full_up_to_its_reserve_has_space_for_an_open_with_a_new_index() {
+async fn a_disk_full_up_to_its_reserve_has_space_for_an_open_with_a_new_catalogue() {
     for megabytes in [18, 40] {
         let Some(disk) = SmallDisk::mount(megabytes) else {
             return;
@@ -147,9 +147,8 @@ async fn a_disk_full_up_to_its_reserve_has_space_for_an_open_with_a_new_index() 
             assert_eq!(refused.kind, ErrorKind::Unavailable);
             store.stop().await;
         }
-        for file in ["db", "conf"] {
-            std::fs::remove_file(disk.dir.path().join("data/log").join(file)).unwrap();
-        }
+        let catalog = logs::catalog(&disk.dir.path().join("data/log"));
+        std::fs::remove_dir_all(catalog).unwrap();
         let store = Store::start(config_on(&disk)).await;
         check(&store, acknowledged).await;
         store.stop().await;

@@ -18,6 +18,8 @@ mod full_disk;
 mod groups;
 mod history;
 mod isolation;
+#[path = "../support/logs.rs"]
+mod logs;
 mod random_damage;
 mod rewrite;
 mod segments;
@@ -93,12 +95,13 @@ fn sealing(dir: &Path) -> DraftStoreConfig {
     }
 }
 
-/// Destroys the index of a closed store's log, and flips a bit of its journal. The first record there is the
+/// Destroys the catalogue of a closed store's log, and flips a bit of its journal. The first record there is the
 /// journal's name, which costs no document.
 fn spoil_log(dir: &Path, at: usize) {
     let log = dir.join("data/log");
+    let catalog = logs::catalog(&log);
     for file in ["db", "conf"] {
-        std::fs::write(log.join(file), vec![0xa5; 5_000]).unwrap();
+        std::fs::write(catalog.join(file), vec![0xa5; 5_000]).unwrap();
     }
     let mut bytes = std::fs::read(log.join("journal")).unwrap();
     bytes[at] ^= 1;

@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::files::copy;
+use super::logs::catalog;
 use super::*;
 
 const DOCUMENTS: u128 = 60;
@@ -89,9 +90,9 @@ async fn only_documents_touched_by_the_damage_are_lost() {
         let dir = tempfile::tempdir().unwrap();
         copy(pristine.path(), dir.path());
         let log = dir.path().join("data/log");
-        // Either any one file is damaged, or the index is gone and the journal is damaged as well.
+        // Either any one file of the catalogue is damaged, or the journal is, with the catalogue gone or not.
         let (most, what) = if case % 2 == 0 {
-            let mut files: Vec<_> = fs::read_dir(&log)
+            let mut files: Vec<_> = fs::read_dir(catalog(&log))
                 .unwrap()
                 .map(|entry| entry.unwrap().path())
                 .filter(|path| path.is_file())
@@ -100,7 +101,9 @@ async fn only_documents_touched_by_the_damage_are_lost() {
             let file = files[random.below(files.len() as u64) as usize].clone();
             (0, damage(&mut random, &file).1)
         } else {
-            fs::write(log.join("db"), vec![0x3c; 100_000]).unwrap();
+            if case % 4 == 1 {
+                fs::write(catalog(&log).join("db"), vec![0x3c; 100_000]).unwrap();
+            }
             let (touched, what) = damage(&mut random, &log.join("journal"));
             // The documents in it, one cut on each side, and a neighbour.
             (touched / document_bytes + 3, what)

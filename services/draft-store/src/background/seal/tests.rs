@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use refrain_protocol::admin::VerifyReply;
 use refrain_protocol::document::FinishReason;
 
+use crate::log::RewriteStep;
 use crate::reading::verify::verify_segment;
 use crate::segments::list;
 use crate::tests::test_store::{TOKENS, TestStore, names};
@@ -189,15 +190,30 @@ fn a_segment_that_is_merged_while_it_is_verified_is_no_damage() {
 fn a_seal_while_the_log_is_rewritten_is_in_both() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
-    let to: Arc<dyn crate::log::RecordLog> = Arc::new(crate::log::memory::MemoryLog::default());
-    store.core.lock().unwrap().begin_mirror(to.clone());
-    let segment = store.seal("a");
-    store.remove(3);
-    let key = crate::record::segment_key(segment);
-    let marks = crate::record::marks_key(segment, 0);
-    for key in [key, marks] {
-        let log = store.shared.read().unwrap().log.clone();
-        assert!(to.get(&key).unwrap().is_some());
-        assert_eq!(to.get(&key).unwrap(), log.get(&key).unwrap());
+    let log = store.shared.read().unwrap().log.clone();
+    let mut before = Vec::new();
+    let segment = std::cell::Cell::new(0);
+    log.rewrite(&AtomicBool::new(false), &|step| {
+        if step == RewriteStep::Copied {
+            segment.set(store.seal("a"));
+            store.remove(3);
+        }
+        Ok(())
+    })
+    .unwrap();
+    let key = crate::record::segment_key(segment.get());
+    let marks = crate::record::marks_key(segment.get(), 0);
+    for key in [&key, &marks] {
+        before.push(log.get(key).unwrap());
     }
+    assert!(before.iter().all(Option::is_some));
+    drop(log);
+    let expected = store.expected.take();
+    drop(store);
+    // The fresh files are those that count now.
+    let store = TestStore::open(dir.path(), expected);
+    store.check();
+    let log = store.shared.read().unwrap().log.clone();
+    let after = [&key, &marks].map(|key| log.get(key).unwrap());
+    assert_eq!(after.to_vec(), before);
 }

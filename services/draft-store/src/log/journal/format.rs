@@ -70,6 +70,13 @@ pub(crate) fn is_in(log: &Path) -> Result<bool, LogError> {
         .map_err(|error| refused("search for", &path, &error))
 }
 
+/// Whether a journal was begun and not installed.
+pub(crate) fn is_begun(log: &Path) -> Result<bool, LogError> {
+    let path = log.join(FILE_NEW);
+    path.try_exists()
+        .map_err(|error| refused("search for", &path, &error))
+}
+
 /// Removes a journal that was begun and not installed.
 pub(crate) fn remove_unfinished(log: &Path) {
     let _ = std::fs::remove_file(log.join(FILE_NEW));

@@ -9,9 +9,9 @@ use refrain_protocol::admin::{
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_rpc::StoreAdmin;
 
-use crate::background::log_rewrite::RewriteReport;
 use crate::catalog::ExportLimits;
 use crate::directory::count_quarantines;
+use crate::log::RewriteReport;
 use crate::reading::{export, verify};
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::SharedStore;

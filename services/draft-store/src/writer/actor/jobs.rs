@@ -9,9 +9,9 @@ use std::time::Duration;
 use actix::{AsyncContext as _, Context};
 use refrain_service_kit::priority::give_way;
 
-use crate::background::log_rewrite::RewriteHost;
 use crate::background::seal::{NewSegment, SealHost};
-use crate::log::{LogError, RecordLog};
+use crate::directory::DiskSpace;
+use crate::log::LogError;
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::outdated;
 use crate::writer::handle::WriterHandle;
@@ -84,7 +84,7 @@ impl WriterActor {
 
     /// Whether the disk has space for what a job writes before it gives space back.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        self.disk_space()
+        DiskSpace::of(&self.config.data_dir)
             .is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 }
@@ -135,16 +135,6 @@ impl JobHost {
             }
         });
         answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))
-    }
-}
-
-impl RewriteHost for JobHost {
-    fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError> {
-        self.ask(move |writer| writer.begin_mirror(to))
-    }
-
-    fn swap(&self, number: u64) -> Result<u64, LogError> {
-        self.ask(move |writer| writer.swap(number))
     }
 }
 

@@ -1,18 +1,15 @@
-//! The writer's part in a rewrite of its log: when one begins, the two moments at which the copying thread needs the
-//! writer, and the report at the end.
+//! The writer's part in a rewrite of its log: when one begins, and the report at the end.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use actix::Context;
 use refrain_protocol::ApiError;
 
-use crate::background::log_rewrite::{LogSizes, RewriteJob, RewriteReport, is_due, rewrite};
-use crate::directory::Manifest;
-use crate::log::{LogError, RecordLog};
+use crate::background::log_rewrite::{LogSizes, is_due};
+use crate::log::{LogError, RewriteReport};
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
-use crate::writer::actor::errors::{disk_refused, no_room_for_a_copy, outdated};
+use crate::writer::actor::errors::{disk_refused, no_room_for_a_copy};
 use crate::writer::actor::jobs::RETRY_AFTER;
 use crate::writer::core::WriterCore;
 use crate::writer::requests::Reply;
@@ -20,17 +17,12 @@ use crate::writer::requests::Reply;
 /// Bytes that an empty sled takes: eight of its segments of 512 KiB. No rewrite gives them back.
 const EMPTY_BYTES: u64 = 4 << 20;
 
-/// A record is in the journal, and sooner or later in the index, which has the new ones in memory. A larger measured
-/// overhead is not plausible: it includes what was appended meanwhile.
-const OVERHEAD_MIN: f64 = 2.0;
+/// A larger measured overhead is not plausible: it includes what was appended meanwhile.
+const OVERHEAD_MIN: f64 = 1.0;
 const OVERHEAD_MAX: f64 = 5.0;
 
 /// The log is rewritten when it takes this many times the size of a fresh one.
 const REWRITE_FACTOR: u64 = 2;
-
-/// How long a commit may wait for the copy. A busy store commits between any two steps. With a much shorter step it
-/// would grow faster than it is copied.
-const STEP: Duration = Duration::from_millis(20);
 
 impl WriterActor {
     /// Rewrites the log. The rewrite begins after this call.
@@ -95,50 +87,15 @@ impl WriterActor {
             }
             return;
         }
-        let (shared, dir) = (self.shared.clone(), self.config.data_dir.clone());
-        let (from, cache_bytes) = (self.log_number, self.config.cache_bytes);
+        let Some(core) = &mut self.core else { return };
+        core.remains.begin_copy();
+        let log = core.log.clone();
         self.begin_job(
             "draft-store-rewrite",
             ctx,
-            move |host, stop| {
-                let job = RewriteJob {
-                    dir,
-                    from,
-                    cache_bytes,
-                    step: STEP,
-                    stop,
-                };
-                rewrite(&job, &shared, host)
-            },
+            move |_, stop| log.rewrite(&stop, &|_| Ok(())),
             move |writer, outcome, ctx| writer.end_rewrite(outcome, waiters, ctx),
         );
-    }
-
-    /// Writes every commit to `to` as well from now on. Returns the log to copy. This runs between two commits.
-    pub(super) fn begin_mirror(
-        &mut self,
-        to: Arc<dyn RecordLog>,
-    ) -> Result<Arc<dyn RecordLog>, LogError> {
-        match &mut self.core {
-            Some(core) if self.closing.is_none() => Ok(core.begin_mirror(to)),
-            _ => Err(outdated()),
-        }
-    }
-
-    /// Replaces the log under the lock, so that nobody sees one log with the other's manifest.
-    pub(super) fn swap(&mut self, number: u64) -> Result<u64, LogError> {
-        let mut open = self.shared.write();
-        let (Some(core), Some(open)) = (self.core.as_mut(), open.as_mut()) else {
-            return Err(outdated());
-        };
-        let log = core.complete_mirror()?;
-        Manifest::new(number, core.store, &open.catalog, false)
-            .with(self.shared.loss(), self.shared.now_ms())
-            .write(&self.config.data_dir)?;
-        core.end_mirror(Some(log.clone()));
-        open.log = log;
-        self.log_number = number;
-        Ok(core.mirrored_bytes)
     }
 
     fn end_rewrite(
@@ -147,11 +104,10 @@ impl WriterActor {
         waiters: Vec<Reply<RewriteReport>>,
         ctx: &mut Context<Self>,
     ) {
-        if let Some(core) = &mut self.core {
-            core.end_mirror(None);
-            if outcome.is_ok() {
-                core.remains.end_copy();
-            }
+        if let Some(core) = &mut self.core
+            && outcome.is_ok()
+        {
+            core.remains.end_copy();
         }
         match &outcome {
             Ok(done) => {

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::directory::DiskSpace;
 use crate::metrics::{Limit, RemovalReason};
+use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
@@ -17,17 +18,9 @@ use crate::writer::outcome::CommitOutcome;
 use crate::writer::requests::GroupRegistration;
 
 impl WriterActor {
-    /// The space on the disk, less what the log's index will take.
-    pub(super) fn disk_space(&self) -> Option<DiskSpace> {
-        let room = DiskSpace::of(&self.config.data_dir)?;
-        let log = self.core.as_ref().map(|core| core.log.unindexed_bytes());
-        Some(room.once_indexed(log.unwrap_or(0)))
-    }
-
     /// The error for appends if there is no space for them.
     pub(super) fn no_room(&self) -> Option<ApiError> {
-        if self
-            .disk_space()
+        if DiskSpace::of(&self.config.data_dir)
             .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes()))
         {
             self.metrics.reject(Limit::Disk);
@@ -103,13 +96,14 @@ impl WriterActor {
         });
     }
 
-    /// Removes documents that a reader could not read, if the journal does not have their text.
-    pub(crate) fn remove_unreadable(&mut self, keys: Vec<DocumentKey>) {
-        let Some(keys) = self.still_unreadable(keys) else {
-            // Perhaps only the index is damaged, and the journal has the text.
-            self.rebuild_index();
-            return;
-        };
+    /// Removes documents that a reader could not read, unless they have changed since.
+    pub(crate) fn remove_unreadable(&mut self, mut keys: Vec<DocumentKey>) {
+        if let Ok(open) = self.shared.read() {
+            keys.retain(|key| {
+                let read = document_text::read_document(&open, *key);
+                open.catalog.document(*key).is_some() && matches!(read, Err(TextError::Damaged(_)))
+            });
+        }
         if keys.is_empty() {
             return;
         }

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use crate::background::log_rewrite::RewriteReport;
+use crate::log::RewriteReport;
 use crate::writer::requests::Reply;
 
-/// Assumed bytes on disk per byte of records in a fresh log, before any rewrite measured it. It is 1.5 for large
-/// records to 3.9 for small ones in the index, and a little over 1 in the journal. Too low a guess causes one early
-/// rewrite; too high a guess leaves waste on disk.
-const OVERHEAD_ASSUMED: f64 = 2.5;
+/// Assumed bytes on disk per byte of records in a fresh log, before any rewrite measured it. It is a little over 1 for
+/// text, which is in the journal only. Other records are in the catalogue as well, where they take up to four times
+/// their size. Too low a guess causes one early rewrite; too high a guess leaves waste on disk.
+const OVERHEAD_ASSUMED: f64 = 2.0;
 
 /// Requested rewrites, and what earlier ones showed.
 pub(super) struct RewriteState {

@@ -87,7 +87,7 @@ impl Edit<'_> {
         };
         let mut joined = self.try_join(key, part, &update);
         if let Err(TextError::Damaged(_)) = joined {
-            self.remove_damaged(key)?;
+            self.remove(key, RemovalReason::Damage)?;
             joined = self.try_join(key, part, &update);
         }
         match joined {

@@ -53,24 +53,12 @@ impl Edit<'_> {
                 }
             }
             Err(TextError::Log(error)) => return Err(error),
-            Err(TextError::Damaged(_)) => self.remove_damaged(key)?,
+            Err(TextError::Damaged(_)) => self.remove(key, RemovalReason::Damage)?,
         }
         Ok(self
             .catalog
             .document(key)
             .map_or(0, |document| document.state.len))
-    }
-
-    /// Removes a document that cannot be read.
-    ///
-    /// # Errors
-    /// `Unreadable` if the log's index must be rebuilt first, since only the index may be damaged.
-    pub(in crate::writer) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
-        let is_sealed = self.catalog.sealed(key).is_some();
-        if self.log.can_be_rebuilt() && !is_sealed && !self.rebuilt_for.contains(&key) {
-            return Err(LogError::Unreadable(key));
-        }
-        self.remove(key, RemovalReason::Damage)
     }
 
     fn try_apply(

@@ -134,13 +134,7 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
         std::fs::write(&file, &bytes).unwrap();
         let before = directory_content(dir.path());
         let refusals = [
-            crate::directory::open(
-                dir.path(),
-                4 << 20,
-                1,
-                crate::log::journaled::IndexMode::Trust,
-            )
-            .map(drop),
+            crate::directory::open(dir.path(), 4 << 20, 1).map(drop),
             crate::directory::inspect(dir.path(), 4 << 20, true).map(drop),
             SegmentFile::open(dir.path(), first).map(drop),
         ];
