@@ -46,5 +46,7 @@ pub(crate) use feed::FeedChange;
 pub(crate) use groups::{GroupKey, GroupReader, GroupUpdate};
 pub(crate) use load::{LoadedCatalog, load};
 pub(crate) use outbox::{EntryVersion, SentText};
+pub(crate) use replication::Replication;
 pub(crate) use state::Catalog;
 pub(crate) use tenants::{TENANT_BYTES_MAX, TenantRefusal, TenantTable};
+pub(crate) use usage::UsageState;

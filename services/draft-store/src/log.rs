@@ -94,25 +94,19 @@ impl Batch {
         self.writes.iter().map(|(key, value)| (key, value.as_ref()))
     }
 
-    /// All records between two keys, as they will be once this batch is committed to `log`.
-    pub(crate) fn scan_over(
+    /// The write to a key, if there is one.
+    pub(crate) fn write_to(&self, key: &[u8]) -> Option<Option<&Vec<u8>>> {
+        self.writes.get(key).map(Option::as_ref)
+    }
+
+    /// The writes to the keys of `from..to`.
+    pub(crate) fn writes_between(
         &self,
-        log: &dyn RecordLog,
         from: &[u8],
         to: &[u8],
-    ) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, LogError> {
-        let mut records = BTreeMap::new();
-        log.scan(from, to, &mut |key, value| {
-            records.insert(key.to_vec(), value.to_vec());
-            true
-        })?;
-        for (key, value) in self.writes.range(from.to_vec()..to.to_vec()) {
-            match value {
-                Some(value) => records.insert(key.clone(), value.clone()),
-                None => records.remove(key),
-            };
-        }
-        Ok(records)
+    ) -> impl Iterator<Item = (&Vec<u8>, Option<&Vec<u8>>)> {
+        let range = self.writes.range(from.to_vec()..to.to_vec());
+        range.map(|(key, value)| (key, value.as_ref()))
     }
 }
 

@@ -14,12 +14,14 @@
 //!
 //! Read `core.rs` first, then `placement.rs`, the rule that decides where an update belongs in a document.
 //! `replication.rs` is the core of a replica, and `join.rs` its rule for documents of other replicas.
-//! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor, and
-//! `remains.rs` tells whether the log's files may hold what was removed.
+//! `sealer.rs` and `rewriter.rs` decide which background job is next, and `remains.rs` tells whether the log's files
+//! may hold what was removed. `requests.rs` and `outcome.rs` are a commit's input and output, and `handle.rs` is how
+//! others reach the actor.
 
 pub(crate) mod actor;
 pub(crate) mod core;
 mod edit;
+mod errors;
 pub(crate) mod handle;
 mod join;
 pub(crate) mod outcome;
@@ -27,6 +29,8 @@ mod placement;
 mod remains;
 pub(crate) mod replication;
 pub(crate) mod requests;
+mod rewriter;
+mod sealer;
 #[cfg(test)]
 mod tests;
 mod usage;

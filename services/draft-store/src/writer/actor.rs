@@ -5,36 +5,24 @@
 //! `service_kit::guard`, since rebuilding it reads the disk and may fail. The store is then closed, and opened again
 //! with the next tick.
 //!
-//! Read `commits.rs` first, the way of an append. Then `jobs.rs`, which runs background jobs, and `sealing.rs`,
-//! `purging.rs` and `log_rewriting.rs`, which start them and install their results. `seal_state.rs`,
-//! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `manifest.rs`, `requests.rs`,
-//! `replication.rs`, `usage.rs` and `gauges.rs` are one concern each.
+//! `calls.rs` has the calls of others, `commit_queue.rs` what they wait for, and `replication.rs` the calls of a
+//! replica. `jobs.rs` runs background jobs and installs their results.
 
+mod calls;
 mod commit_queue;
-mod commits;
-mod errors;
 mod gauges;
 mod jobs;
-mod log_rewriting;
-mod manifest;
-mod next_segment;
-mod purging;
 mod replication;
 mod replication_waiters;
-mod requests;
-mod rewrite_state;
-mod seal_state;
-mod sealing;
 #[cfg(test)]
 mod tests;
-mod usage;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext as _, Context};
+use actix::{Actor, AsyncContext as _, Context, SpawnHandle};
 use refrain_protocol::ApiError;
 use refrain_service_kit::clock;
 use refrain_service_kit::tasks::Sentinel;
@@ -42,7 +30,7 @@ use tokio::sync::oneshot;
 
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
-use crate::directory::{self, DirectoryLock, Loss, OpenedDirectory};
+use crate::directory::{self, DirectoryLock, Loss, Manifest, OpenedDirectory};
 use crate::log::memory::MemoryLog;
 use crate::log::{LogError, RecordLog};
 use crate::metrics::StoreMetrics;
@@ -51,13 +39,19 @@ use crate::record::SegmentId;
 use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 use crate::writer::actor::commit_queue::CommitQueue;
-use crate::writer::actor::errors::disk_refused;
 use crate::writer::actor::replication_waiters::ReplicationWaiters;
-use crate::writer::actor::rewrite_state::RewriteState;
-use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
+use crate::writer::errors::disk_refused;
 use crate::writer::outcome::CommitOutcome;
 use crate::writer::remains::Remains;
+use crate::writer::rewriter::Rewriter;
+use crate::writer::sealer::Sealer;
+
+/// The manifest is written at most this long after a change.
+const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The manifest is written this often without changes, since a start continues from its time.
+const MANIFEST_AGE_MAX: Duration = Duration::from_secs(600);
 
 pub(crate) struct WriterActor {
     shared: Arc<SharedStore>,
@@ -67,14 +61,15 @@ pub(crate) struct WriterActor {
     /// `None` while the store is closed.
     core: Option<WriterCore>,
     commit_queue: CommitQueue,
+    commit_timer: Option<SpawnHandle>,
     evicted_documents: u64,
     closed: bool,
     /// The caller of a close, while background threads still run.
     closing: Option<oneshot::Sender<()>>,
     /// Ends the background job in progress early. A job that has ended leaves `None`.
     job: Option<Arc<AtomicBool>>,
-    rewriting: RewriteState,
-    sealing: SealState,
+    rewriter: Rewriter,
+    sealer: Sealer,
     /// How often the store was opened. Results of jobs from an earlier opening are refused.
     openings: u64,
     log_number: u64,
@@ -113,18 +108,19 @@ impl WriterActor {
     ) -> Result<Self, LogError> {
         let hold = DirectoryLock::acquire(&config.data_dir)?;
         let mut writer = WriterActor {
+            rewriter: Rewriter::new(config.tuning.rewrite_bytes_min),
+            sealer: Sealer::new(&config),
             shared,
             lookup_views,
             config,
             metrics,
             core: None,
             commit_queue: CommitQueue::default(),
+            commit_timer: None,
             evicted_documents: 0,
             closed: false,
             closing: None,
             job: None,
-            rewriting: RewriteState::new(),
-            sealing: SealState::default(),
             openings: 0,
             log_number: 0,
             last_log: Weak::<MemoryLog>::new(),
@@ -320,5 +316,67 @@ impl WriterActor {
             // Calls in the mailbox go first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));
         }
+    }
+
+    /// Writes the manifest. While the store is closed there is nothing to write.
+    fn write_manifest(&mut self, closed: bool) -> Result<(), LogError> {
+        let (Some(core), Ok(open)) = (&self.core, self.shared.read()) else {
+            return Ok(());
+        };
+        let manifest = Manifest::new(self.log_number, core.store, &open.catalog, closed)
+            .with(self.shared.loss(), self.shared.now_ms());
+        self.manifest_head = open.catalog.head();
+        self.manifest_written = Instant::now();
+        // Without a fresh manifest a rollback of sled is noticed later or not at all. That is no reason to stop.
+        manifest
+            .write(&self.config.data_dir)
+            .inspect_err(|error| tracing::warn!(%error, "draft store manifest not written"))
+    }
+
+    /// Writes the manifest if it has been out of date for a while.
+    fn refresh_manifest(&mut self) {
+        let open = self.shared.read();
+        let is_behind = open.is_ok_and(|open| open.catalog.head() != self.manifest_head);
+        let age = self.manifest_written.elapsed();
+        if age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX {
+            let _ = self.write_manifest(false);
+        }
+    }
+
+    /// Commits what waits, and closes the log once no job runs any more.
+    pub(crate) fn close_soon(&mut self, reply: oneshot::Sender<()>) {
+        self.commit();
+        self.rewriter.give_up();
+        self.sealer.give_up();
+        self.stop_job();
+        self.closing = Some(reply);
+        self.close_if_quiet();
+    }
+
+    /// Closes the store if that was requested and no job runs any more.
+    fn close_if_quiet(&mut self) {
+        if self.job.is_none()
+            && let Some(reply) = self.closing.take()
+        {
+            // Writes the times of use.
+            let _ = self.run(WriterCore::tick);
+            let _ = self.write_manifest(true);
+            self.closed = true;
+            self.shared.set_open(None);
+            self.core = None;
+            let _ = reply.send(());
+        }
+    }
+
+    fn observe(&self) {
+        gauges::observe(&self.metrics, &self.shared, self.evicted_documents);
+    }
+
+    fn observe_disk(&self) {
+        gauges::observe_disk(&self.metrics, &self.shared, &self.config);
+    }
+
+    fn drop_views(&self) {
+        gauges::drop_views(&self.metrics, &self.shared, &self.lookup_views);
     }
 }

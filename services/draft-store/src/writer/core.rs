@@ -18,6 +18,8 @@ use crate::metrics::RemovalReason;
 use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
 use crate::writer::edit::Edit;
 use crate::writer::edit::acceptance_statistics::read;
+use crate::writer::edit::pending_writes::PendingWrites;
+use crate::writer::edit::tenants::set_tenant;
 use crate::writer::outcome::CommitOutcome;
 use crate::writer::remains::Remains;
 use crate::writer::requests::{Append, GroupRegistration, StatisticsUpdate};
@@ -206,8 +208,8 @@ impl WriterCore {
         // They may remove what is left of a damaged tenant of this name.
         let repairs = std::mem::take(&mut self.repairs);
         let mut edit = self.edit(catalog, now_ms);
-        edit.batch.merge(repairs);
-        edit.set_tenant(change, version);
+        edit.writes.batch.merge(repairs);
+        set_tenant(&mut edit.catalog.tenants, &mut edit.writes, change, version);
         Ok((Ok(version), self.commit(edit, now_ms)?))
     }
 
@@ -238,7 +240,7 @@ impl WriterCore {
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
         let mut edit = self.edit(catalog, now_ms);
-        edit.batch.merge(repairs);
+        edit.writes.batch.merge(repairs);
         for key in damaged {
             edit.remove(key, RemovalReason::Damage)?;
         }
@@ -385,6 +387,6 @@ impl WriterCore {
         &self,
         namespace: NamespaceId,
     ) -> Result<Option<AcceptanceStatsReply>, LogError> {
-        read(&Batch::default(), &*self.log, namespace)
+        read(&PendingWrites::new(self.log.clone()), namespace)
     }
 }

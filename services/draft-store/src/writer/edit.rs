@@ -1,19 +1,21 @@
 //! One commit in the making. It changes the catalog, and gathers the log writes that make the change durable.
 //!
-//! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
-//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments.
-//! `groups.rs`, `acceptance_statistics.rs`, `tenants.rs` and `usage.rs` are one concern each. `outbox.rs` notes what
-//! other replicas must learn, `received.rs` applies what they sent, and `adopted_segment.rs` takes over a file of
-//! one.
+//! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `removal.rs` removes
+//! and erases, `sealed_documents.rs` handles documents in segments, `received.rs` applies what other replicas sent, and
+//! `adopted_segment.rs` takes over a file of one.
+//!
+//! Its parts see less of it. `pending_writes.rs` has the writes that it gathers, `text_pieces.rs` stores text there,
+//! and `outgoing.rs` notes what other replicas must learn. `acceptance_statistics.rs`, `tenants.rs` and `usage.rs`
+//! have nothing to do with documents.
 
 pub(super) mod acceptance_statistics;
 mod adopted_segment;
-mod groups;
-mod outbox;
+mod outgoing;
+pub(super) mod pending_writes;
 mod received;
 mod removal;
 mod sealed_documents;
-mod tenants;
+pub(super) mod tenants;
 mod text_pieces;
 mod updates;
 pub(super) mod usage;
@@ -29,6 +31,9 @@ use crate::record::{
     DocumentKey, NamespaceRecord, RecordKind, StoreRecord, document_key, namespace_key, store_key,
 };
 use crate::segments::{Marks, mark_of};
+use crate::writer::edit::outgoing::{OutboxState, Outgoing};
+use crate::writer::edit::pending_writes::PendingWrites;
+use crate::writer::edit::usage::UsageRows;
 use crate::writer::outcome::CommitOutcome;
 
 /// Sequences reserved on disk at a time. A restart skips the unused ones.
@@ -38,12 +43,11 @@ const SEQUENCES_RESERVED: u64 = 1 << 16;
 pub(super) struct Edit<'a> {
     pub(super) catalog: &'a mut Catalog,
     pub(super) outcome: CommitOutcome,
-    pub(super) log: Arc<dyn RecordLog>,
+    pub(super) writes: PendingWrites,
     store: StoreRecord,
     tombstones_max: usize,
     group_tokens_max: u64,
     now_ms: u64,
-    pub(super) batch: Batch,
     /// Documents whose state is to be written, once each.
     states: BTreeSet<DocumentKey>,
     /// Marks of sealed documents after this commit.
@@ -52,10 +56,7 @@ pub(super) struct Edit<'a> {
     static_code: u8,
     /// Milliseconds that the current append had waited for its call.
     waited_ms: u32,
-    /// The current change came by the stream, so other replicas have it.
-    is_received: bool,
-    /// The last sequence before this commit.
-    head_before: u64,
+    outbox: OutboxState,
 }
 
 impl<'a> Edit<'a> {
@@ -71,24 +72,26 @@ impl<'a> Edit<'a> {
         Edit {
             catalog,
             outcome: CommitOutcome::default(),
-            log,
+            writes: PendingWrites::new(log),
             store,
             tombstones_max,
             group_tokens_max,
             now_ms,
-            batch: Batch::default(),
             states: BTreeSet::new(),
             marks: Marks::default(),
             static_code: 0,
             waited_ms: 0,
-            is_received: false,
-            head_before,
+            outbox: OutboxState {
+                head_before,
+                is_received: false,
+                sends: false,
+            },
         }
     }
 
     /// Whether nothing is to be written.
     pub(in crate::writer) fn is_empty(&self) -> bool {
-        self.batch.is_empty() && self.states.is_empty() && self.marks.chunks.is_empty()
+        self.writes.batch.is_empty() && self.states.is_empty() && self.marks.chunks.is_empty()
     }
 
     /// The writes, the store's record after them, the documents with several feed entries, and the outcome.
@@ -109,19 +112,37 @@ impl<'a> Edit<'a> {
                 self.mark_sealed(slot, used_s)?;
                 continue;
             }
-            self.batch
-                .put_record(document_key(RecordKind::State, key), &document.state);
+            self.writes
+                .put(document_key(RecordKind::State, key), &document.state);
         }
         self.forget_emptied();
         self.write_marks();
-        Ok((self.batch, self.store, split, self.outcome))
+        self.outcome.sends |= self.outbox.sends;
+        Ok((self.writes.batch, self.store, split, self.outcome))
+    }
+
+    /// What other replicas must learn of.
+    fn outgoing(&mut self) -> Outgoing<'_> {
+        Outgoing {
+            state: &mut self.outbox,
+            replication: &mut self.catalog.replication,
+            writes: &mut self.writes,
+        }
+    }
+
+    /// The rows of usage.
+    pub(in crate::writer) fn usage(&mut self) -> UsageRows<'_> {
+        UsageRows {
+            usage: &mut self.catalog.usage,
+            writes: &mut self.writes,
+        }
     }
 
     /// Stores the names of a namespace unless they are known.
     pub(in crate::writer) fn introduce(&mut self, namespace: NamespaceId, names: &Namespace) {
         if self.catalog.introduce(namespace, names) {
             let key = namespace_key(RecordKind::Namespace, namespace);
-            self.batch.put_record(key, &NamespaceRecord(names.clone()));
+            self.writes.put(key, &NamespaceRecord(names.clone()));
         }
     }
 
@@ -134,7 +155,7 @@ impl<'a> Edit<'a> {
         let sequence = self.catalog.advance();
         if sequence >= self.store.sequence_reserved {
             self.store.sequence_reserved = sequence + SEQUENCES_RESERVED;
-            self.batch.put_record(store_key(), &self.store);
+            self.writes.put(store_key(), &self.store);
         }
         sequence
     }

@@ -168,8 +168,8 @@ impl WriterCore {
             self.repairs = repairs;
             return Ok(edit.outcome);
         }
-        repairs.merge(std::mem::take(&mut edit.batch));
-        edit.batch = repairs;
+        repairs.merge(std::mem::take(&mut edit.writes.batch));
+        edit.writes.batch = repairs;
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);
         Ok(outcome)
@@ -263,11 +263,11 @@ impl WriterCore {
     ) -> Result<CommitOutcome, LogError> {
         let repairs = std::mem::take(&mut self.repairs);
         let mut edit = self.edit(catalog, now_ms);
-        edit.batch.merge(repairs);
-        edit.batch.put_record(position_key(), &position);
-        edit.batch.remove(checkpoints_key());
+        edit.writes.batch.merge(repairs);
+        edit.writes.put(position_key(), &position);
+        edit.writes.remove(checkpoints_key());
         for namespace in edit.catalog.replication.moves.namespaces() {
-            edit.batch
+            edit.writes
                 .remove(namespace_key(RecordKind::LastMessage, namespace));
         }
         edit.catalog.replication.position = Some(position);
@@ -345,7 +345,7 @@ impl WriterCore {
         {
             erasure.is_done = true;
             let record = erasure.clone();
-            edit.batch.put_record(stream_erasure_key(id), &record);
+            edit.writes.put(stream_erasure_key(id), &record);
         }
         self.commit(edit, now_ms)
     }

@@ -5,6 +5,7 @@ mod adopted;
 mod model;
 mod replicas;
 mod scripts;
+mod sealer;
 mod sealing;
 mod tenants;
 

@@ -31,7 +31,7 @@ impl WriterCore {
         let first_hour = first_hour(now_ms, self.config.usage_retention_days);
         let rows_max = self.config.usage_rows_max;
         let mut edit = self.edit(catalog, now_ms);
-        let has_room = edit.record_usage(&request.rows, first_hour, rows_max)?;
+        let has_room = edit.usage().record(&request.rows, first_hour, rows_max)?;
         // Rows that fit are kept: they may come again, and the gateway goes on sending those that had no room.
         let outcome = self.commit(edit, now_ms)?;
         if !has_room {
@@ -52,8 +52,10 @@ impl WriterCore {
     /// Removes what has become too old. Returns whether there is more.
     pub(super) fn expire_usage(&self, edit: &mut Edit<'_>, now_ms: u64) -> Result<bool, LogError> {
         let days = self.config.usage_retention_days;
-        edit.forget_usage_erasures(now_ms.saturating_sub(u64::from(days) * DAY_MS));
-        edit.expire_usage(first_hour(now_ms, days), EXPIRE_STEP_ROWS)
+        edit.usage()
+            .forget_erasures(now_ms.saturating_sub(u64::from(days) * DAY_MS));
+        edit.usage()
+            .expire(first_hour(now_ms, days), EXPIRE_STEP_ROWS)
     }
 
     /// Remembers that the usage of a tenant is erased. Returns the time, or `None` if no more can be remembered.
@@ -75,7 +77,7 @@ impl WriterCore {
             .map_or(0, |last| last.at_ms);
         let at_ms = now_ms.max(latest_ms + 1);
         let mut edit = self.edit(catalog, now_ms);
-        edit.mark_usage_erased(tenant, at_ms);
+        edit.usage().mark_erased(tenant, at_ms);
         Ok((Some(at_ms), self.commit(edit, now_ms)?))
     }
 
@@ -88,7 +90,7 @@ impl WriterCore {
         now_ms: u64,
     ) -> Result<(ErasedUsagePart, CommitOutcome), LogError> {
         let mut edit = self.edit(catalog, now_ms);
-        let part = edit.erase_usage(tenant, at_ms, from, ERASE_STEP_ROWS)?;
+        let part = edit.usage().erase(tenant, at_ms, from, ERASE_STEP_ROWS)?;
         Ok((part, self.commit(edit, now_ms)?))
     }
 }

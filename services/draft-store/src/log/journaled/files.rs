@@ -75,7 +75,9 @@ pub(super) fn open_catalog(
             return Ok((catalog, position.end));
         }
         Ok((catalog, None)) if is_new => return Ok((catalog, 0)),
-        Ok(_) | Err(LogError::Corrupt(_)) => {}
+        // It is closed before its files go: sled may write until then.
+        Ok(foreign) => drop(foreign),
+        Err(LogError::Corrupt(_)) => {}
         Err(refused) => return Err(refused),
     }
     tracing::warn!("draft store catalogue cannot be read; it is built again from the journal");

@@ -1,40 +1,240 @@
-//! Background jobs: one at a time, each on a thread of its own.
+//! Background jobs: one at a time, each on a thread of its own. `rewriter.rs` and `sealer.rs` decide which one is next.
 //!
 //! A copy of the log and a segment at once would need space for both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::Instant;
 
 use actix::{AsyncContext as _, Context};
+use refrain_protocol::ApiError;
 use refrain_service_kit::priority::give_way;
 
-use crate::background::seal::{NewSegment, SealHost};
+use crate::background::seal::{self, NewSegment, SealHost, SealJob, SealReport};
+use crate::config::DraftStoreConfig;
 use crate::directory::DiskSpace;
-use crate::log::LogError;
+use crate::log::{LogError, RewriteReport};
+use crate::record::SegmentId;
+use crate::segments::{self, SegmentSource};
+use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
-use crate::writer::actor::errors::outdated;
+use crate::writer::core::WriterCore;
+use crate::writer::errors::outdated;
 use crate::writer::handle::WriterHandle;
+use crate::writer::requests::Reply;
+use crate::writer::rewriter::LogSizes;
+use crate::writer::sealer::{PlannedSegment, SealView};
 
-/// Wait after a failed job.
-pub(super) const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Tells whether the disk has space for what a job writes before it gives space back.
+fn room_for(config: &DraftStoreConfig) -> impl Fn(u64) -> bool + '_ {
+    |bytes| {
+        let room = DiskSpace::of(&config.data_dir);
+        room.is_none_or(|room| room.has_room_for(bytes, config.disk_reserve_bytes))
+    }
+}
 
 impl WriterActor {
+    /// Rewrites the log. The rewrite begins after this call.
+    pub(crate) fn request_rewrite(
+        &mut self,
+        waiter: Reply<RewriteReport>,
+        ctx: &mut Context<Self>,
+    ) {
+        self.rewriter.request(waiter);
+        self.begin_next(ctx);
+    }
+
+    /// Rewrites all segments with removed documents, and with `seals` seals the documents that have ended. The work
+    /// begins after this call.
+    pub(crate) fn request_purge(
+        &mut self,
+        seals: bool,
+        waiter: Reply<()>,
+        ctx: &mut Context<Self>,
+    ) {
+        self.sealer.request_purge(seals, waiter);
+        self.begin_next(ctx);
+    }
+
+    /// Whether the log's files may hold what was removed.
+    pub(crate) fn has_remains(&self) -> Result<bool, ApiError> {
+        let core = self.core.as_ref().ok_or_else(unavailable)?;
+        Ok(core.remains.are_in_log())
+    }
+
     /// Begins the next job, unless one is running.
     pub(super) fn begin_next(&mut self, ctx: &mut Context<Self>) {
         if self.job.is_some() || self.closing.is_some() {
             return;
         }
-        let was_rewritten = std::mem::take(&mut self.rewriting.was_last);
-        if !self.rewriting.waiters.is_empty() || !was_rewritten && self.is_rewrite_due() {
-            self.begin_rewrite(ctx);
-        } else {
-            self.seal_next(ctx);
+        let (sizes, now) = (self.log_sizes(), Instant::now());
+        let rewrites = match sizes {
+            Some(sizes) => self.rewriter.is_next(sizes, now, room_for(&self.config)),
+            None => {
+                self.rewriter.refuse(&unavailable());
+                false
+            }
+        };
+        match rewrites {
+            true => self.begin_rewrite(ctx),
+            false => self.begin_sealing(ctx),
+        }
+    }
+
+    fn log_sizes(&self) -> Option<LogSizes> {
+        let open = self.shared.read().ok()?;
+        let sizes = LogSizes {
+            log_bytes: open.log.disk_bytes(),
+            live_bytes: open.catalog.live_bytes(),
+            held_bytes: open.catalog.totals().bytes,
+        };
+        let live_ratio = sizes.live_bytes as f64 / sizes.log_bytes.max(1) as f64;
+        self.metrics.live_ratio.set(live_ratio);
+        Some(sizes)
+    }
+
+    fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {
+        // Run the repairs first, so that removed records are not copied.
+        let is_ready = self.run(WriterCore::tick).is_ok();
+        let live_bytes = self.log_sizes().map_or(0, |sizes| sizes.live_bytes);
+        let Some(core) = self.core.as_mut().filter(|_| is_ready) else {
+            self.rewriter.refuse(&unavailable());
+            return;
+        };
+        if !self.rewriter.begin(live_bytes, room_for(&self.config)) {
+            return;
+        }
+        core.remains.begin_copy();
+        let log = core.log.clone();
+        self.begin_job(
+            "draft-store-rewrite",
+            ctx,
+            move |_, stop| log.rewrite(&stop, &|_| Ok(())),
+            |writer, outcome, ctx| writer.end_rewrite(&outcome, ctx),
+        );
+    }
+
+    fn end_rewrite(&mut self, outcome: &Result<RewriteReport, LogError>, ctx: &mut Context<Self>) {
+        if let Some(core) = &mut self.core
+            && outcome.is_ok()
+        {
+            core.remains.end_copy();
+        }
+        let result = if outcome.is_ok() { "done" } else { "failed" };
+        self.metrics.rewrites.with_label_values(&[result]).inc();
+        match outcome {
+            Ok(done) => {
+                let (before_bytes, after_bytes) = (done.before_bytes, done.after_bytes);
+                let reclaimed_bytes = before_bytes.saturating_sub(after_bytes);
+                self.metrics.reclaimed_bytes.inc_by(reclaimed_bytes);
+                tracing::info!(before_bytes, after_bytes, "draft store log rewritten");
+            }
+            Err(error) => tracing::warn!(%error, "draft store log not rewritten"),
+        }
+        self.observe_disk();
+        self.rewriter.ended(outcome, Instant::now());
+        self.after_job(ctx);
+    }
+
+    /// Starts the next job on segments that an operator wants or that is due.
+    fn begin_sealing(&mut self, ctx: &mut Context<Self>) {
+        let (shared, dir) = (self.shared.clone(), self.config.data_dir.clone());
+        let open = shared.read().ok();
+        let planned = self.sealer.next(&SealView {
+            open: open.as_deref(),
+            openings: self.openings,
+            now: Instant::now(),
+            now_ms: shared.now_ms(),
+            has_room: &room_for(&self.config),
+            clear_orphans: &|open| {
+                let segments = open.catalog.segments();
+                segments::clear_orphans(&dir, |segment| segments.get(segment).is_some())
+            },
+        });
+        let (Some(PlannedSegment { namespace, source }), Some(open)) = (planned, open) else {
+            return;
+        };
+        let id = self.sealer.next_id(&open);
+        let names = open.catalog.names(namespace).cloned();
+        drop(open);
+        let from = match &source {
+            SegmentSource::Log(_) => "log",
+            SegmentSource::Segments(_) => "segments",
+        };
+        self.begin_job(
+            "draft-store-seal",
+            ctx,
+            move |host, stop| {
+                let job = SealJob {
+                    dir,
+                    id,
+                    namespace,
+                    names,
+                    source,
+                    stop,
+                };
+                seal::run(&job, &shared, host, &|_| Ok(()))
+            },
+            move |writer, outcome, ctx| writer.end_sealing(outcome, from, id, ctx),
+        );
+    }
+
+    /// Puts a new segment into use.
+    fn install(&mut self, segment: NewSegment) -> Result<(), LogError> {
+        if self.closing.is_some() {
+            return Err(outdated());
+        }
+        self.run(|core, catalog, now_ms| core.install(catalog, segment, now_ms))
+            .map_err(|error| LogError::Refused(error.to_string()))?;
+        // Drop the views before the files of merged segments are deleted, so that their space comes back.
+        self.drop_views();
+        Ok(())
+    }
+
+    fn end_sealing(
+        &mut self,
+        outcome: Result<SealReport, LogError>,
+        from: &'static str,
+        segment: SegmentId,
+        ctx: &mut Context<Self>,
+    ) {
+        let result = if outcome.is_ok() { "done" } else { "failed" };
+        let made = &self.metrics.segments_made;
+        made.with_label_values(&[from, result]).inc();
+        match outcome {
+            Ok(made) => tracing::info!(
+                from,
+                documents = made.documents,
+                tokens = made.tokens,
+                bytes = made.bytes,
+                "draft store segment made"
+            ),
+            Err(error) => {
+                tracing::warn!(from, %error, "draft store segment not made");
+                self.clear_failed(segment);
+                self.sealer.failed(error, Instant::now());
+            }
+        }
+        self.observe();
+        self.observe_disk();
+        self.after_job(ctx);
+    }
+
+    /// Deletes the leftovers of a segment that was not made. A segment that is in use all the same stays: its name
+    /// became durable before something failed.
+    fn clear_failed(&self, segment: SegmentId) {
+        // While the store is closed nobody knows which segments are in use. The next start does.
+        let Ok(open) = self.shared.read() else { return };
+        let segments = open.catalog.segments();
+        if segments.get(segment).is_none()
+            && let Err(error) = seal::clear(&self.config.data_dir, segment)
+        {
+            tracing::warn!(%error, "orphaned draft store segment not deleted");
         }
     }
 
     /// Runs a job on a thread called `name`. `report` gets its outcome on the writer's thread.
-    pub(super) fn begin_job<T: Send + 'static>(
+    fn begin_job<T: Send + 'static>(
         &mut self,
         name: &str,
         ctx: &mut Context<Self>,
@@ -74,18 +274,12 @@ impl WriterActor {
     }
 
     /// Goes on after a job: closes the store if that was requested, or begins the next job.
-    pub(super) fn after_job(&mut self, ctx: &mut Context<Self>) {
+    fn after_job(&mut self, ctx: &mut Context<Self>) {
         if self.closing.is_some() {
             self.close_if_quiet();
         } else {
             self.begin_next(ctx);
         }
-    }
-
-    /// Whether the disk has space for what a job writes before it gives space back.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        DiskSpace::of(&self.config.data_dir)
-            .is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 }
 

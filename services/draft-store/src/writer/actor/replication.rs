@@ -54,7 +54,7 @@ impl WriterActor {
             let message = "an erasure has deleted the received file";
             return Err(unavailable().with_detail(message));
         }
-        let id = self.next_segment_id()?;
+        let id = self.sealer.next_id(&*self.shared.read()?);
         let dir = self.config.data_dir.clone();
         self.run(|core, catalog, now_ms| core.adopt_segment(catalog, &dir, id, received, now_ms))?;
         Ok(())

@@ -43,43 +43,6 @@ fn open(dir: &std::path::Path) -> (WriterActor, Arc<SharedStore>) {
     (writer, shared)
 }
 
-impl WriterActor {
-    /// Begins a purge with one segment left. Returns the caller's side.
-    fn purge_in_progress(&mut self) -> oneshot::Receiver<Result<(), ApiError>> {
-        let (waiter, waits) = oneshot::channel();
-        self.sealing.waiters.push((waiter, false));
-        self.begin_purge();
-        let purge = self.sealing.purge.as_mut();
-        purge.unwrap().left.push_back(7);
-        waits
-    }
-
-    fn go_on_purging(&mut self) {
-        assert!(self.next_purged().is_none());
-    }
-}
-
-#[test]
-fn a_purge_fails_if_the_store_was_closed_meanwhile() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut writer, _) = open(dir.path());
-    for reopens in [false, true] {
-        let mut waits = writer.purge_in_progress();
-        let boom =
-            |_: &mut WriterCore, _: &mut Catalog, _| std::panic::resume_unwind(Box::new("boom"));
-        assert!(writer.run(boom).is_err());
-        if reopens {
-            writer.reopen().unwrap();
-        }
-        writer.go_on_purging();
-        let answer = waits.try_recv().unwrap();
-        assert!(answer.is_err(), "something may be left");
-        if !reopens {
-            writer.reopen().unwrap();
-        }
-    }
-}
-
 #[test]
 fn after_a_panic_only_durable_changes_are_visible() {
     let dir = tempfile::tempdir().unwrap();

@@ -12,11 +12,12 @@ use refrain_protocol::acceptance::AcceptanceStatsReply;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::codec;
-use crate::log::{Batch, LogError, RecordLog};
+use crate::log::LogError;
 use crate::record::{
     AcceptanceStatisticsRecord, acceptance_statistics_key, acceptance_statistics_range,
 };
 use crate::writer::edit::Edit;
+use crate::writer::edit::pending_writes::PendingWrites;
 use crate::writer::requests::{SavedStatistics, StatisticsUpdate};
 
 /// Bytes of the statistics in one record. Compressed or not, the record stays within the limit of a value.
@@ -28,7 +29,7 @@ impl Edit<'_> {
         &mut self,
         update: &StatisticsUpdate,
     ) -> Result<SavedStatistics, LogError> {
-        let kept = read(&self.batch, &*self.log, update.namespace)?;
+        let kept = read(&self.writes, update.namespace)?;
         let kept = kept.map(|kept| kept.table);
         if update.continues != 0 && kept != Some(update.continues) {
             return Ok(SavedStatistics::Erased);
@@ -46,11 +47,11 @@ impl Edit<'_> {
         for (part, piece) in record.chunks(PART_BYTES).enumerate() {
             let key = acceptance_statistics_key(namespace, part as u8);
             let record = AcceptanceStatisticsRecord(piece.to_vec());
-            bytes += u64::from(self.batch.put_record(key, &record));
+            bytes += u64::from(self.writes.put(key, &record));
         }
         // They seldom shrink, only when cells are forgotten.
         for part in parts..self.catalog.statistics.parts(namespace) {
-            self.batch
+            self.writes
                 .remove(acceptance_statistics_key(namespace, part as u8));
         }
         self.catalog.statistics.note(namespace, parts, bytes);
@@ -65,7 +66,7 @@ impl Edit<'_> {
             let parts = self.catalog.statistics.parts(namespace);
             if parts > 0 && hits(names.as_ref()) {
                 for part in 0..parts {
-                    self.batch
+                    self.writes
                         .remove(acceptance_statistics_key(namespace, part as u8));
                 }
                 self.catalog.statistics.note(namespace, 0, 0);
@@ -78,13 +79,12 @@ impl Edit<'_> {
 /// The statistics as they will be once the batch is committed. A damaged record counts as none: they are learnt
 /// again.
 pub(in crate::writer) fn read(
-    batch: &Batch,
-    log: &dyn RecordLog,
+    writes: &PendingWrites,
     namespace: NamespaceId,
 ) -> Result<Option<AcceptanceStatsReply>, LogError> {
     let (from, to) = acceptance_statistics_range(namespace);
     let mut bytes = Vec::new();
-    for (key, value) in batch.scan_over(log, &from, &to)? {
+    for (key, value) in writes.scan(&from, &to)? {
         match codec::open::<AcceptanceStatisticsRecord>(&key, &value) {
             Ok(AcceptanceStatisticsRecord(part)) => bytes.extend(part),
             Err(error) => {

@@ -83,8 +83,7 @@ impl Edit<'_> {
         mut new: Vec<NewDocument>,
     ) -> Result<(), LogError> {
         let segment = file.id;
-        self.batch
-            .put_record(segment_key(segment), &file.manifest());
+        self.writes.put(segment_key(segment), &file.manifest());
         let bytes: Vec<u32> = file.states().map(|(.., state)| state.bytes).collect();
         self.catalog.mount(file.clone());
         let mut is_new = vec![false; bytes.len()];

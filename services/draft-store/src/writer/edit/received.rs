@@ -24,7 +24,7 @@ impl Edit<'_> {
         sequence: u64,
         message: &StreamMessage,
     ) -> Result<(), LogError> {
-        self.is_received = true;
+        self.outbox.is_received = true;
         let applied = match &message.change {
             StreamChange::Start => Ok(()),
             StreamChange::Document(_) | StreamChange::Documents(_) => {
@@ -41,7 +41,7 @@ impl Edit<'_> {
                 Ok(())
             }
         };
-        self.is_received = false;
+        self.outbox.is_received = false;
         applied
     }
 
@@ -181,7 +181,7 @@ impl Edit<'_> {
             state.epoch_start = 0;
         }
         state.epoch = part.epoch;
-        self.set_revision(key, part.revision);
+        self.outgoing().set_revision(key, part.revision);
         // Within an epoch followers only ever append.
         let is_corrected = part.epoch == epoch && to < len;
         if is_corrected {
@@ -228,7 +228,7 @@ impl Edit<'_> {
             let head_key = document_key(RecordKind::Head, key);
             let before = self.stored_head_bytes(&head_key)?;
             let record = HeadRecord(part.head().clone());
-            let after = self.batch.put_record(head_key, &record);
+            let after = self.writes.put(head_key, &record);
             state.bytes = state.bytes.saturating_sub(before).saturating_add(after);
         }
         self.catalog.put(key, state, None);
@@ -241,9 +241,7 @@ impl Edit<'_> {
 
     /// Bytes of the key and value of a head in the log.
     fn stored_head_bytes(&self, head_key: &[u8]) -> Result<u32, LogError> {
-        let to = [head_key, &[0]].concat();
-        let records = self.batch.scan_over(&*self.log, head_key, &to)?;
-        let value = records.get(head_key);
+        let value = self.writes.get(head_key)?;
         Ok(value.map_or(0, |value| (head_key.len() + value.len()) as u32))
     }
 
@@ -281,9 +279,9 @@ impl Edit<'_> {
         if self.catalog.document(key).is_none() {
             return Ok(());
         }
-        self.is_received = true;
+        self.outbox.is_received = true;
         let removed = self.keep_or_remove(key);
-        self.is_received = false;
+        self.outbox.is_received = false;
         removed
     }
 
@@ -305,9 +303,9 @@ impl Edit<'_> {
             .filter(|known| known.mark.id() == id)
             .any(|known| known.sequence >= erasure.sequence);
         if !is_known {
-            self.is_received = true;
+            self.outbox.is_received = true;
             self.apply_erasure(erasure.sequence, 0, &erasure.mark);
-            self.is_received = false;
+            self.outbox.is_received = false;
         }
     }
 
@@ -329,9 +327,9 @@ impl Edit<'_> {
             self.catalog.settle(key);
             self.states.insert(key);
             self.outcome.changed.insert(key.namespace);
-            let is_received = std::mem::take(&mut self.is_received);
-            self.note_change(key, true);
-            self.is_received = is_received;
+            let is_received = std::mem::take(&mut self.outbox.is_received);
+            self.outgoing().change(key, true);
+            self.outbox.is_received = is_received;
             self.catalog.replication.outbox.renew(key);
         }
         Ok(())
@@ -362,7 +360,6 @@ impl Edit<'_> {
             is_own: origin == self.store.generation,
             is_done: false,
         });
-        self.batch
-            .put_record(stream_erasure_key(mark.id()), &erasure);
+        self.writes.put(stream_erasure_key(mark.id()), &erasure);
     }
 }

@@ -25,14 +25,14 @@ impl Edit<'_> {
             self.mark_sealed(slot, GONE)?;
         } else {
             let (from, to) = (piece_key(key, 0), piece_key(key, u32::MAX));
-            for piece_key in self.batch.scan_over(&*self.log, &from, &to)?.into_keys() {
-                self.batch.remove(piece_key);
+            for piece_key in self.writes.scan(&from, &to)?.into_keys() {
+                self.writes.remove(piece_key);
             }
-            self.batch.remove(document_key(RecordKind::State, key));
-            self.batch.remove(document_key(RecordKind::Head, key));
+            self.writes.remove(document_key(RecordKind::State, key));
+            self.writes.remove(document_key(RecordKind::Head, key));
         }
         self.catalog.take(key);
-        self.note_removal(key, removal);
+        self.outgoing().removal(key, removal);
         self.add_tombstone(key);
         self.outcome.removed.push((key, removal));
         self.outcome.leaves_remains = true;
@@ -45,15 +45,14 @@ impl Edit<'_> {
         self.outcome.changed.insert(key.namespace);
         let tombstone = tombstone_key(key.namespace, sequence);
         let document = key.document.0;
-        self.batch
-            .put_record(tombstone, &TombstoneRecord { document });
+        self.writes.put(tombstone, &TombstoneRecord { document });
         let feed = self.catalog.feed_mut(key.namespace);
         let trimmed = feed.trim(self.tombstones_max);
         if !trimmed.is_empty() {
             let feed_key = namespace_key(RecordKind::Feed, key.namespace);
-            self.batch.put_record(feed_key, &feed.record());
+            self.writes.put(feed_key, &feed.record());
             for sequence in trimmed {
-                self.batch.remove(tombstone_key(key.namespace, sequence));
+                self.writes.remove(tombstone_key(key.namespace, sequence));
             }
         }
     }
@@ -61,8 +60,8 @@ impl Edit<'_> {
     /// Remembers an erasure. Returns it with the latest time of its scope.
     pub(in crate::writer) fn mark(&mut self, mark: ErasureRecord) -> ErasureRecord {
         let mark = self.catalog.erasures.mark(mark);
-        self.batch.put_record(erasure_key(mark.id()), &mark);
-        self.note_erasure(&mark);
+        self.writes.put(erasure_key(mark.id()), &mark);
+        self.outgoing().erasure(&mark);
         mark
     }
 
@@ -70,7 +69,7 @@ impl Edit<'_> {
     pub(in crate::writer) fn remember_erased(&mut self, key: DocumentKey) {
         let at_ms = self.now_ms;
         let erased_key = document_key(RecordKind::Erased, key);
-        self.batch.put_record(erased_key, &ErasedRecord { at_ms });
+        self.writes.put(erased_key, &ErasedRecord { at_ms });
         self.catalog.erasures.erase(key, at_ms);
     }
 
@@ -82,7 +81,7 @@ impl Edit<'_> {
         }
         self.remember_erased(key);
         self.add_tombstone(key);
-        self.note_refusal(key);
+        self.outgoing().refusal(key);
     }
 
     /// Forgets erasures before a time, and the documents beyond the limit.
@@ -97,10 +96,10 @@ impl Edit<'_> {
             .erasures
             .expire(before_ms, documents_max, limit);
         for id in marks {
-            self.batch.remove(erasure_key(id));
+            self.writes.remove(erasure_key(id));
         }
         for key in keys {
-            self.batch.remove(document_key(RecordKind::Erased, key));
+            self.writes.remove(document_key(RecordKind::Erased, key));
         }
     }
 }

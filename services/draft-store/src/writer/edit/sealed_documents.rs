@@ -12,6 +12,7 @@ use crate::record::{
 };
 use crate::segments::{chunk_of, mark_of};
 use crate::writer::edit::Edit;
+use crate::writer::edit::text_pieces::{pieces, store_text};
 
 impl Edit<'_> {
     /// Records a mark of a sealed document.
@@ -23,7 +24,7 @@ impl Edit<'_> {
         let (chunk, _) = chunk_of(slot);
         if !self.marks.chunks.contains_key(&chunk) {
             let key = marks_key(chunk.0, chunk.1);
-            let stored = self.log.get(&key)?;
+            let stored = self.writes.log.get(&key)?;
             // Damaged marks were removed at start. If they break now, a restart brings some removed documents back,
             // and some times of use are older.
             if let Some(Ok(MarksRecord(stored))) =
@@ -42,7 +43,7 @@ impl Edit<'_> {
             // A segment that was merged meanwhile needs no marks.
             if self.catalog.segments().get(segment).is_some() {
                 let key = marks_key(segment, chunk);
-                self.batch.put_record(key, &MarksRecord(marks));
+                self.writes.put(key, &MarksRecord(marks));
             }
         }
     }
@@ -58,13 +59,13 @@ impl Edit<'_> {
             return Ok(());
         };
         let mut state = self.state(key)?;
-        let tokens = document_text::read(self.catalog, &*self.log, key, 0, state.len)?;
-        let head = document_text::head(self.catalog, &*self.log, key)?;
+        let tokens = document_text::read(self.catalog, &*self.writes.log, key, 0, state.len)?;
+        let head = document_text::head(self.catalog, &*self.writes.log, key)?;
         let head_key = document_key(RecordKind::Head, key);
-        state.bytes = self.batch.put_record(head_key, &HeadRecord(head));
-        let is_finished = state.finish != 0;
+        state.bytes = self.writes.put(head_key, &HeadRecord(head));
         (state.len, state.tail_start, state.tail_pieces) = (0, 0, 0);
-        self.store_text(key, &mut state, 0, &tokens, is_finished)?;
+        let is_finished = state.finish != 0;
+        store_text(&mut self.writes, key, &mut state, 0, &tokens, is_finished)?;
         self.mark_sealed(slot, GONE)?;
         self.catalog.move_document(key, None, state.bytes);
         self.catalog.put(key, state, None);
@@ -90,15 +91,16 @@ impl Edit<'_> {
     pub(super) fn current_document(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
         let state = self.state(key)?;
         let (tokens, head) = if self.catalog.sealed(key).is_some() {
-            let tokens = document_text::read(self.catalog, &*self.log, key, 0, state.len)?;
-            (tokens, document_text::head(self.catalog, &*self.log, key)?)
+            let tokens = document_text::read(self.catalog, &*self.writes.log, key, 0, state.len)?;
+            (
+                tokens,
+                document_text::head(self.catalog, &*self.writes.log, key)?,
+            )
         } else {
-            let pieces = self.pieces(key, piece_key(key, 0), state.len)?;
+            let pieces = pieces(&self.writes, key, piece_key(key, 0), state.len)?;
             let from = document_key(RecordKind::Head, key);
-            let to = [&from[..], &[0]].concat();
-            let records = self.batch.scan_over(&*self.log, &from, &to)?;
-            let value = records.get(&from).ok_or(Damage::Short)?;
-            let HeadRecord(head) = codec::open(&from, value)?;
+            let value = self.writes.get(&from)?.ok_or(Damage::Short)?;
+            let HeadRecord(head) = codec::open(&from, &value)?;
             let tokens = pieces.into_iter().flat_map(|piece| piece.tokens);
             (tokens.collect(), head)
         };
@@ -123,8 +125,7 @@ impl Edit<'_> {
         } = segment;
         if let Some(file) = file {
             let segment = file.id;
-            self.batch
-                .put_record(segment_key(segment), &file.manifest());
+            self.writes.put(segment_key(segment), &file.manifest());
             let states: Vec<u32> = file.states().map(|(.., state)| state.bytes).collect();
             self.catalog.mount(file);
             for ((number, included), bytes) in (0..).zip(&documents).zip(states) {
@@ -183,10 +184,10 @@ impl Edit<'_> {
     ) -> Option<u32> {
         if self.catalog.sealed(key).is_none() {
             for start in &included.pieces {
-                self.batch.remove(piece_key(key, *start));
+                self.writes.remove(piece_key(key, *start));
             }
-            self.batch.remove(document_key(RecordKind::State, key));
-            self.batch.remove(document_key(RecordKind::Head, key));
+            self.writes.remove(document_key(RecordKind::State, key));
+            self.writes.remove(document_key(RecordKind::Head, key));
         }
         self.catalog.move_document(key, Some(slot), bytes);
         let known = self.catalog.document_mut(key)?;
@@ -223,9 +224,9 @@ impl Edit<'_> {
             self.catalog.exports.unmounted(segment, bytes);
         }
         for chunk in 0..documents.div_ceil(MARKS_DOCUMENTS) {
-            self.batch.remove(marks_key(segment, chunk));
+            self.writes.remove(marks_key(segment, chunk));
         }
-        self.batch.remove(segment_key(segment));
+        self.writes.remove(segment_key(segment));
         self.catalog.unmount(segment);
     }
 }

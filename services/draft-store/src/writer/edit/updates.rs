@@ -15,6 +15,7 @@ use crate::record::{
     piece_key,
 };
 use crate::writer::edit::Edit;
+use crate::writer::edit::text_pieces::{pieces, store_text};
 use crate::writer::placement::{Placement, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
@@ -101,7 +102,7 @@ impl Edit<'_> {
                 };
                 let is_newer = update.epoch > state.epoch;
                 if is_newer {
-                    self.set_revision(key, 0);
+                    self.outgoing().set_revision(key, 0);
                 }
                 let state = StateRecord {
                     epoch: update.epoch,
@@ -134,7 +135,8 @@ impl Edit<'_> {
         state.finish |= self.static_code;
         self.catalog.put(key, state, None);
         self.states.insert(key);
-        self.note_change(key, finish_of(state.finish).is_some());
+        self.outgoing()
+            .change(key, finish_of(state.finish).is_some());
         Ok(())
     }
 
@@ -143,7 +145,7 @@ impl Edit<'_> {
         let surplus = head.left_context.len().saturating_sub(LEFT_CONTEXT_TOKENS);
         head.left_context.drain(..surplus);
         let head_key = document_key(RecordKind::Head, key);
-        let bytes = self.batch.put_record(head_key, &HeadRecord(head));
+        let bytes = self.writes.put(head_key, &HeadRecord(head));
         StateRecord {
             epoch: update.epoch,
             epoch_start: 0,
@@ -168,7 +170,7 @@ impl Edit<'_> {
     ) -> Result<(), TextError> {
         self.unseal(key)?;
         let mut state = self.state(key)?;
-        let pieces = self.pieces(key, piece_key(key, 0), state.len)?;
+        let pieces = pieces(&self.writes, key, piece_key(key, 0), state.len)?;
         let text: Vec<TokenId> = pieces.into_iter().flat_map(|piece| piece.tokens).collect();
         let start = update.prev_len as usize;
         let stands = text.get(start..).ok_or(Damage::Length)?;
@@ -186,7 +188,7 @@ impl Edit<'_> {
         }
         let mut tokens = update.tokens.clone();
         tokens.extend_from_slice(&stands[common..]);
-        self.correct(key);
+        self.outgoing().correction(key);
         // Within an epoch followers only ever append. So they are told to drop the document, and get it again.
         self.add_tombstone(key);
         let stored = finish_of(state.finish);
@@ -213,7 +215,8 @@ impl Edit<'_> {
         to: u32,
         tokens: &[TokenId],
     ) -> Result<(), TextError> {
-        self.store_text(key, &mut state, to, tokens, update.finish.is_some())?;
+        let finished = update.finish.is_some();
+        store_text(&mut self.writes, key, &mut state, to, tokens, finished)?;
         state.finish = finish_code(update.finish) | state.finish & STATIC | self.static_code;
         state.used_ms = self.now_ms;
         state.sequence = self.next_sequence();
@@ -223,7 +226,7 @@ impl Edit<'_> {
         self.states.insert(key);
         let sends_groups = self.catalog.replication.sends_groups;
         let is_ready = update.finish.is_some() || sends_groups && update.head.group.is_some();
-        self.note_change(key, is_ready);
+        self.outgoing().change(key, is_ready);
         if let Some(group) = &update.head.group {
             let group_update = GroupUpdate {
                 len: state.len,
@@ -233,5 +236,20 @@ impl Edit<'_> {
             self.enrol(key, group, group_update);
         }
         Ok(())
+    }
+
+    /// Adds an update of a document to its group, if that is registered.
+    fn enrol(&mut self, key: DocumentKey, group: &str, update: GroupUpdate) {
+        let tokens_max = self.group_tokens_max;
+        let enrolment = self.catalog.groups.enrol(key, group, update, tokens_max);
+        self.outcome.group_rejections.extend(enrolment.refused);
+        if let Some(key) = enrolment.leaving {
+            let sequence = self.next_sequence();
+            self.catalog.groups.depart(key, sequence, true);
+        }
+        if enrolment.is_new {
+            // Readers of the group may be past the document's earlier changes. So they get all of it as one change.
+            self.catalog.settle(key);
+        }
     }
 }

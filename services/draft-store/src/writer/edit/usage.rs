@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use refrain_protocol::usage::{UsageRow, UsageTotal, hour_of};
 
+use crate::catalog::UsageState;
 use crate::codec;
 use crate::log::LogError;
 use crate::record::RecordKind;
 use crate::record::usage::{
     UsageErasureRecord, UsageRecord, usage_erasure_key, usage_hour_key, usage_key, usage_of,
 };
-use crate::writer::edit::Edit;
+use crate::writer::edit::pending_writes::PendingWrites;
 
 /// A part of the rows of a tenant was erased.
 #[derive(Debug, Default)]
@@ -21,18 +22,24 @@ pub(crate) struct ErasedUsagePart {
     pub(crate) next: Option<Vec<u8>>,
 }
 
-impl Edit<'_> {
+/// The parts of a commit that rows of usage change.
+pub(in crate::writer) struct UsageRows<'e> {
+    pub(super) usage: &'e mut UsageState,
+    pub(super) writes: &'e mut PendingWrites,
+}
+
+impl UsageRows<'_> {
     /// Merges rows into those of the log, but for those of erased usage and those before an hour. `false` if there
     /// would be more rows than `rows_max`: the rows up to there are merged.
-    pub(in crate::writer) fn record_usage(
-        &mut self,
+    pub(in crate::writer) fn record(
+        self,
         rows: &[UsageRow],
         first_hour: u32,
         rows_max: u64,
     ) -> Result<bool, LogError> {
         let mut merged: BTreeMap<Vec<u8>, UsageTotal> = BTreeMap::new();
         for row in rows {
-            let erased_ms = self.catalog.usage.erased_at(&row.id.tenant);
+            let erased_ms = self.usage.erased_at(&row.id.tenant);
             let is_erased = erased_ms.is_some_and(|erased_ms| row.total.began_ms <= erased_ms);
             if is_erased || row.id.hour < first_hour {
                 continue;
@@ -46,20 +53,18 @@ impl Edit<'_> {
             if known == Some(total) {
                 continue;
             }
-            if known.is_none() && self.catalog.usage.rows() >= rows_max {
+            if known.is_none() && self.usage.rows() >= rows_max {
                 return Ok(false);
             }
-            let bytes = self
-                .batch
-                .put_record(key.clone(), &UsageRecord::from(total));
+            let bytes = self.writes.put(key.clone(), &UsageRecord::from(total));
             if known.is_none() {
-                self.catalog.usage.add_row(row.id.hour, u64::from(bytes));
+                self.usage.add_row(row.id.hour, u64::from(bytes));
             }
             // A row that began anew replaces one that was erased, so nothing of it was counted.
             let before = known.filter(|known| known.began_ms == total.began_ms);
             let before = before.map_or(0, |before| before.counts.tokens());
             let more = total.counts.tokens().saturating_sub(before);
-            self.catalog.usage.spend(&row.id, more);
+            self.usage.spend(&row.id, more);
             merged.insert(key, total);
         }
         Ok(true)
@@ -67,25 +72,25 @@ impl Edit<'_> {
 
     /// The state of a row. A damaged record counts as none: its gateway sends it again with the next change.
     fn usage_total(&self, key: &[u8]) -> Result<Option<UsageTotal>, LogError> {
-        let value = self.log.get(key)?;
+        let value = self.writes.log.get(key)?;
         let record = value.and_then(|value| codec::open::<UsageRecord>(key, &value).ok());
         Ok(record.map(UsageTotal::from))
     }
 
     /// Removes rows before an hour, at most `rows_max` of them. Returns whether there may be more.
-    pub(in crate::writer) fn expire_usage(
-        &mut self,
+    pub(in crate::writer) fn expire(
+        self,
         first_hour: u32,
         rows_max: usize,
     ) -> Result<bool, LogError> {
-        let earliest = self.catalog.usage.earliest_hour();
+        let earliest = self.usage.earliest_hour();
         if earliest.is_none_or(|earliest| earliest >= first_hour) {
             return Ok(false);
         }
         let (from, above) = RecordKind::Usage.range();
         let mut old = Vec::new();
         let mut next = None;
-        self.log.scan(&from, &above, &mut |key, value| {
+        self.writes.log.scan(&from, &above, &mut |key, value| {
             let hour = usage_of(key).map_or(0, |row| row.hour);
             if hour >= first_hour || old.len() >= rows_max {
                 next = Some(hour);
@@ -95,30 +100,30 @@ impl Edit<'_> {
             true
         })?;
         for (key, bytes) in old {
-            self.batch.remove(key);
-            self.catalog.usage.remove_row(bytes);
+            self.writes.remove(key);
+            self.usage.remove_row(bytes);
         }
-        self.catalog.usage.begins_at(next);
+        self.usage.begins_at(next);
         Ok(next.is_some_and(|next| next < first_hour))
     }
 
     /// Forgets erasures before a time: nobody has rows from before them any more.
-    pub(in crate::writer) fn forget_usage_erasures(&mut self, before_ms: u64) {
-        for tenant in self.catalog.usage.forget_erasures(before_ms) {
-            self.batch.remove(usage_erasure_key(&tenant));
+    pub(in crate::writer) fn forget_erasures(self, before_ms: u64) {
+        for tenant in self.usage.forget_erasures(before_ms) {
+            self.writes.remove(usage_erasure_key(&tenant));
         }
     }
 
     /// Notes that the usage of a tenant is erased, so that nothing that was counted until now comes back.
-    pub(in crate::writer) fn mark_usage_erased(&mut self, tenant: &str, at_ms: u64) {
+    pub(in crate::writer) fn mark_erased(self, tenant: &str, at_ms: u64) {
         let key = usage_erasure_key(tenant);
-        self.batch.put_record(key, &UsageErasureRecord { at_ms });
-        self.catalog.usage.erase(tenant.to_owned(), at_ms);
+        self.writes.put(key, &UsageErasureRecord { at_ms });
+        self.usage.erase(tenant.to_owned(), at_ms);
     }
 
     /// Removes rows of a tenant that began to count until a time, among at most `rows_max` rows from a key on.
-    pub(in crate::writer) fn erase_usage(
-        &mut self,
+    pub(in crate::writer) fn erase(
+        self,
         tenant: &str,
         at_ms: u64,
         from: &[u8],
@@ -126,7 +131,7 @@ impl Edit<'_> {
     ) -> Result<ErasedUsagePart, LogError> {
         let (_, above) = RecordKind::Usage.range();
         let (mut seen, mut hit, mut next) = (0, Vec::new(), None);
-        self.log.scan(from, &above, &mut |key, value| {
+        self.writes.log.scan(from, &above, &mut |key, value| {
             if seen >= rows_max {
                 next = Some(key.to_vec());
                 return false;
@@ -143,8 +148,8 @@ impl Edit<'_> {
         })?;
         let rows = hit.len() as u64;
         for (key, bytes) in hit {
-            self.batch.remove(key);
-            self.catalog.usage.remove_row(bytes);
+            self.writes.remove(key);
+            self.usage.remove_row(bytes);
         }
         Ok(ErasedUsagePart { rows, next })
     }

@@ -1,10 +1,13 @@
-//! Calls that are neither appends nor about background jobs.
+//! Calls that change what is stored, apart from those about background jobs and replication.
 
+use std::time::Duration;
+
+use actix::{AsyncContext as _, Context};
 use refrain_protocol::acceptance::AcceptanceStatsReply;
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::tenants::TenantChange;
+use refrain_protocol::usage::{RecordUsageReply, RecordUsageRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
-use tokio::sync::oneshot;
 
 use crate::directory::DiskSpace;
 use crate::metrics::{Limit, RemovalReason};
@@ -12,14 +15,84 @@ use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
-use crate::writer::actor::errors::disk_refused;
-use crate::writer::core::WriterCore;
+use crate::writer::edit::usage::ErasedUsagePart;
+use crate::writer::errors::disk_refused;
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::GroupRegistration;
+use crate::writer::requests::{
+    Append, GroupRegistration, PendingTokens, Reply, SavedStatistics, StatisticsUpdate,
+};
 
 impl WriterActor {
+    /// Stores updates with the next commit, and replies with the lengths once they are durable.
+    pub(crate) fn queue_append(
+        &mut self,
+        append: Append,
+        tokens: PendingTokens,
+        reply: Reply<Vec<u32>>,
+        ctx: &mut Context<Self>,
+    ) {
+        if self.core.is_none() {
+            let _ = reply.send(Err(unavailable()));
+            return;
+        }
+        self.commit_queue.add(append, tokens, reply);
+        self.commit_soon(ctx);
+    }
+
+    /// Replaces the acceptance statistics of a namespace with the next commit, and replies once that is durable.
+    pub(crate) fn queue_statistics(
+        &mut self,
+        update: StatisticsUpdate,
+        reply: Reply<SavedStatistics>,
+        ctx: &mut Context<Self>,
+    ) {
+        if self.core.is_none() {
+            let _ = reply.send(Err(unavailable()));
+            return;
+        }
+        self.commit_queue.add_statistics(update, reply);
+        self.commit_soon(ctx);
+    }
+
+    /// Commits everything that is queued.
+    pub(super) fn commit(&mut self) {
+        let queue = std::mem::take(&mut self.commit_queue);
+        if queue.is_empty() {
+            return;
+        }
+        let (appends, statistics) = (queue.appends(), queue.statistics());
+        let outcome = match self.no_room() {
+            None => {
+                self.run(|core, catalog, now_ms| core.append(catalog, appends, statistics, now_ms))
+            }
+            Some(error) => Err(error),
+        };
+        let seconds = &self.metrics.append_seconds;
+        queue.answer(
+            outcome,
+            || self.too_many_namespaces(),
+            |taken| seconds.observe(taken),
+        );
+    }
+
+    /// Commits the queue: at once if it is long enough, otherwise after the interval, with what arrives until then.
+    fn commit_soon(&mut self, ctx: &mut Context<Self>) {
+        if self.commit_queue.is_full() {
+            if let Some(timer) = self.commit_timer.take() {
+                ctx.cancel_future(timer);
+            }
+            self.commit();
+        } else if self.commit_timer.is_none() {
+            let wait = Duration::from_millis(self.config.tuning.commit_interval_ms);
+            self.commit_timer = Some(ctx.run_later(wait, |writer, _| {
+                writer.commit_timer = None;
+                writer.commit();
+            }));
+        }
+    }
+
     /// The error for appends if there is no space for them.
-    pub(super) fn no_room(&self) -> Option<ApiError> {
+    fn no_room(&self) -> Option<ApiError> {
         if DiskSpace::of(&self.config.data_dir)
             .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes()))
         {
@@ -81,7 +154,7 @@ impl WriterActor {
     }
 
     /// The error for a caller that would add one namespace too many.
-    pub(super) fn too_many_namespaces(&self) -> ApiError {
+    fn too_many_namespaces(&self) -> ApiError {
         self.metrics.reject(Limit::Namespaces);
         let message = "the draft store has too many namespaces (namespaces_max); raise the limit";
         ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
@@ -205,29 +278,58 @@ impl WriterActor {
         Ok(confirmed)
     }
 
-    /// Commits what waits, and closes the log once no job runs any more.
-    pub(crate) fn close_soon(&mut self, reply: oneshot::Sender<()>) {
-        self.commit();
-        self.rewriting.waiters.clear();
-        self.sealing.waiters.clear();
-        self.sealing.purge = None;
-        self.stop_job();
-        self.closing = Some(reply);
-        self.close_if_quiet();
+    /// Stores rows of usage, which are durable once this returns.
+    pub(crate) fn record_usage(
+        &mut self,
+        request: &RecordUsageRequest,
+    ) -> Result<RecordUsageReply, ApiError> {
+        if !request.rows.is_empty()
+            && let Some(error) = self.no_room()
+        {
+            return Err(error);
+        }
+        let mut reply = None;
+        self.run(|core, catalog, now_ms| {
+            let (answer, outcome) = core.record_usage(catalog, request, now_ms)?;
+            reply = answer;
+            Ok(outcome)
+        })?;
+        reply.ok_or_else(|| {
+            self.metrics.reject(Limit::UsageRows);
+            let message = "the draft store has as many rows of usage as it may (usage_rows_max); raise the limit, or \
+                           lower usage_retention_days";
+            ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
+        })
     }
 
-    /// Closes the store if that was requested and no job runs any more.
-    pub(super) fn close_if_quiet(&mut self) {
-        if self.job.is_none()
-            && let Some(reply) = self.closing.take()
-        {
-            // Writes the times of use.
-            let _ = self.run(WriterCore::tick);
-            let _ = self.write_manifest(true);
-            self.closed = true;
-            self.shared.set_open(None);
-            self.core = None;
-            let _ = reply.send(());
-        }
+    /// Remembers that the usage of a tenant is erased. Returns the time, once that is durable.
+    pub(crate) fn mark_usage_erased(&mut self, tenant: &str) -> Result<u64, ApiError> {
+        let mut at_ms = None;
+        self.run(|core, catalog, now_ms| {
+            let (marked, outcome) = core.mark_usage_erased(catalog, tenant, now_ms)?;
+            at_ms = marked;
+            Ok(outcome)
+        })?;
+        at_ms.ok_or_else(|| {
+            self.metrics.reject(Limit::Erasures);
+            let message = "the usage of too many tenants is erased; erasures are forgotten after usage_retention_days";
+            ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(3_600_000)
+        })
+    }
+
+    /// Removes a part of the rows that an erasure hits.
+    pub(crate) fn erase_usage(
+        &mut self,
+        tenant: &str,
+        at_ms: u64,
+        from: &[u8],
+    ) -> Result<ErasedUsagePart, ApiError> {
+        let mut erased = ErasedUsagePart::default();
+        self.run(|core, catalog, now_ms| {
+            let (part, outcome) = core.erase_usage(catalog, (tenant, at_ms), from, now_ms)?;
+            erased = part;
+            Ok(outcome)
+        })?;
+        Ok(erased)
     }
 }
