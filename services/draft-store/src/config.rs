@@ -31,7 +31,8 @@ pub struct DraftStoreConfig {
     pub disk_reserve_bytes: u64,
     /// Memory for pages of the catalogue in sled, in bytes. Documents that are not sealed yet are in memory besides.
     pub cache_bytes: u64,
-    /// Most bytes of the log on disk. Beyond it appends get 429 while a job that makes the log smaller is running.
+    /// Most bytes of the log on disk. Beyond it appends get 429 while a job that makes the log smaller is running, or
+    /// while unsealed documents alone have as many, since these are in memory.
     pub log_bytes_max: u64,
     /// Tokens that may wait for a commit. Beyond it appends get 429.
     pub pending_tokens_max: u64,
@@ -41,8 +42,8 @@ pub struct DraftStoreConfig {
     pub namespaces_max: usize,
     /// Most tokens kept. Beyond it the least recently used documents are evicted.
     pub tokens_max: u64,
-    /// Most bytes kept, as stored: two to three per token in the log, without the database's overhead of up to ten
-    /// times that, and nine per token in a segment. Beyond it the least recently used documents are evicted.
+    /// Most bytes kept, as stored: two to five per token in the log, and nine per token in a segment. Beyond it the
+    /// least recently used documents are evicted.
     pub bytes_max: u64,
     /// Most tokens kept per tenant. Beyond it the tenant's least recently used documents are evicted.
     pub tenant_tokens_max: u64,

@@ -33,7 +33,7 @@ refrain_service_kit::metric_families! {
         pub(crate) disk_bytes: IntGauge = "refrain_draft_store_disk_bytes",
         /// Free bytes on the disk of the data directory.
         pub(crate) disk_free_bytes: IntGauge = "refrain_draft_store_disk_free_bytes",
-        /// Values too large for the pages of the log's index. Alert unless 0.
+        /// Values too large for the pages of the log's catalogue. Alert unless 0.
         pub(crate) blob_files: IntGauge = "refrain_draft_store_blob_files",
         /// Bytes of the log on disk.
         pub(crate) log_bytes: IntGauge = "refrain_draft_store_log_bytes",

@@ -199,3 +199,37 @@ async fn a_compaction_keeps_everything_and_a_close_interrupts_one() {
     assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 0.0);
     store.stop().await;
 }
+
+/// Documents that run cannot be sealed, and their text is in memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unsealed_text_is_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(DraftStoreConfig {
+        log_bytes_max: 1 << 20,
+        tuning: StoreTuning {
+            rewrite_bytes_min: 1 << 20,
+            ..tuning()
+        },
+        ..config(dir.path())
+    })
+    .await;
+    let running = |document| update(document, 0, &noise(document, 4_000));
+    let mut document = 0;
+    let refused = loop {
+        match store.append("a", vec![running(document)]).await {
+            Ok(_) => document += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind, ErrorKind::Overloaded);
+    assert!(refused.message.contains("log_bytes_max"), "{refused:?}");
+    assert!(document > 40, "{document} documents");
+    let everything = refrain_protocol::admin::EraseRequest {
+        tenant: Some("a".into()),
+        ..Default::default()
+    };
+    let erased = store.handle().erase(everything).await.unwrap();
+    assert_eq!(u128::from(erased.documents), document);
+    store.append("b", vec![running(0)]).await.unwrap();
+    store.stop().await;
+}

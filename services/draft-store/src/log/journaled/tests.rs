@@ -9,6 +9,9 @@ use crate::tests::test_store::copy_directory;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
+/// What is damaged, and how.
+type Spoil<'a> = (&'a str, &'a dyn Fn(&Path));
+
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn open(path: &Path) -> Result<JournaledLog, LogError> {
@@ -164,7 +167,7 @@ fn a_journal_that_has_lost_something_is_an_error_and_nothing_is_changed() {
         let file = std::fs::File::options().write(true).open(journal);
         file.unwrap().set_len(len).unwrap();
     };
-    let spoil: [(&str, &dyn Fn(&Path)); 7] = [
+    let spoil: [Spoil; 7] = [
         ("its name", &|journal| flip(journal, 3)),
         ("its beginning", &|journal| flip(journal, 40)),
         ("its middle", &|journal| flip(journal, len as usize / 2)),
@@ -172,7 +175,7 @@ fn a_journal_that_has_lost_something_is_an_error_and_nothing_is_changed() {
         ("the last batches", &|journal| cut(journal, len - 700)),
         ("all", &|journal| cut(journal, 0)),
         ("the file", &|journal| {
-            std::fs::remove_file(journal).unwrap()
+            std::fs::remove_file(journal).unwrap();
         }),
     ];
     for (number, (what, spoil)) in spoil.into_iter().enumerate() {
@@ -402,7 +405,7 @@ fn damage_that_an_earlier_version_cannot_repair_is_an_error_and_nothing_is_chang
             std::fs::write(path.join(name), vec![0xa5; 5_000]).unwrap();
         }
     };
-    let spoil: [(&str, &dyn Fn(&Path)); 3] = [
+    let spoil: [Spoil; 3] = [
         ("both", &|path| {
             let journal = journal::path_in(path);
             flip(

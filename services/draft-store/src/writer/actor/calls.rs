@@ -113,11 +113,14 @@ impl WriterActor {
                 ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
             );
         }
-        // Any job lets the log shrink, directly or with the next job.
-        if self.job.is_some() && self.log_bytes() > self.config.log_bytes_max {
+        // Any job lets the log shrink, directly or with the next job. Text of documents that run is in memory, and no
+        // job makes it less.
+        let log_bytes_max = self.config.log_bytes_max;
+        let is_full = self.job.is_some() && self.log_bytes() > log_bytes_max;
+        if is_full || self.unsealed_bytes() > log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
             let message =
-                "the draft store's log has reached log_bytes_max and is being made smaller; retry";
+                "the draft store's log has reached log_bytes_max; retry when it is smaller";
             return Some(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100));
         }
         None
@@ -127,6 +130,12 @@ impl WriterActor {
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
         open.map_or(0, |open| open.log.disk_bytes())
+    }
+
+    /// Bytes of unsealed documents.
+    fn unsealed_bytes(&self) -> u64 {
+        let open = self.shared.read();
+        open.map_or(0, |open| open.catalog.segments().unsealed_totals().1)
     }
 
     /// Changes that other replicas do not have yet.

@@ -112,7 +112,7 @@ pub(super) fn observe_disk(
     if blob_files > 0 {
         tracing::error!(
             blob_files,
-            "the index of the draft store log has values in blob files, which sled never syncs"
+            "the catalogue of the draft store log has values in blob files, which sled never syncs"
         );
     }
 }

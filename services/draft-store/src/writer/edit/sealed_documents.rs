@@ -64,8 +64,7 @@ impl Edit<'_> {
         let head_key = document_key(RecordKind::Head, key);
         state.bytes = self.writes.put(head_key, &HeadRecord(head));
         (state.len, state.tail_start, state.tail_pieces) = (0, 0, 0);
-        let is_finished = state.finish != 0;
-        store_text(&mut self.writes, key, &mut state, 0, &tokens, is_finished)?;
+        store_text(&mut self.writes, key, &mut state, 0, &tokens)?;
         self.mark_sealed(slot, GONE)?;
         self.catalog.move_document(key, None, state.bytes);
         self.catalog.put(key, state, None);

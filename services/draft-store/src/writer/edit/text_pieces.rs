@@ -1,4 +1,4 @@
-//! A document's text in pieces: small ones while it runs, which are merged now and then and at its end.
+//! A document's text in pieces: small ones as they come, which are merged now and then.
 
 use refrain_protocol::TokenId;
 
@@ -7,9 +7,9 @@ use crate::reading::document_text::{Piece, TextError, key_before};
 use crate::record::{DocumentKey, StateRecord, piece_key};
 use crate::writer::edit::pending_writes::PendingWrites;
 
-/// Small pieces of a running document before they are merged. Fewer cause more rewriting; more cause more keys and
-/// worse compression while it runs.
-const TAIL_PIECES_MAX: u16 = 16;
+/// Small pieces of a document before they are merged. Fewer cause more writes of the same text; more take more memory
+/// until the document is sealed.
+const TAIL_PIECES_MAX: u16 = 64;
 
 /// Stores tokens at `at`, in place of everything from there on.
 pub(super) fn store_text(
@@ -18,11 +18,9 @@ pub(super) fn store_text(
     state: &mut StateRecord,
     at: u32,
     tokens: &[TokenId],
-    finished: bool,
 ) -> Result<(), TextError> {
     let len = state.len;
-    let merges =
-        finished || state.tail_pieces >= TAIL_PIECES_MAX || tokens.len() >= PIECE_TOKENS_MAX;
+    let merges = state.tail_pieces >= TAIL_PIECES_MAX || tokens.len() >= PIECE_TOKENS_MAX;
     let mut from = at;
     let mut joined = Vec::new();
     if at < len || (merges && state.tail_pieces > 0) {
@@ -59,7 +57,7 @@ pub(super) fn store_text(
     if merges {
         // A last piece with space left is merged again when the document continues.
         let last = pieces.last().map_or(state.len, |(start, ..)| *start);
-        let open = ((state.len - last) as usize) < PIECE_TOKENS_MAX && !finished;
+        let open = ((state.len - last) as usize) < PIECE_TOKENS_MAX;
         state.tail_start = if open { last } else { state.len };
         state.tail_pieces = u16::from(open && last < state.len);
     } else {

@@ -215,8 +215,7 @@ impl Edit<'_> {
         to: u32,
         tokens: &[TokenId],
     ) -> Result<(), TextError> {
-        let finished = update.finish.is_some();
-        store_text(&mut self.writes, key, &mut state, to, tokens, finished)?;
+        store_text(&mut self.writes, key, &mut state, to, tokens)?;
         state.finish = finish_code(update.finish) | state.finish & STATIC | self.static_code;
         state.used_ms = self.now_ms;
         state.sequence = self.next_sequence();
