@@ -100,6 +100,8 @@ impl WriterCore {
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         let namespaces_max = self.config.namespaces_max;
+        // The store's time may be far behind that of documents from before a restart.
+        self.note_oldest(Some(now_ms));
         let mut edit = self.edit(catalog, now_ms);
         for update in statistics {
             let has_room = edit.catalog.has_room_for(update.namespace, namespaces_max);
@@ -354,7 +356,7 @@ impl WriterCore {
         Ok(())
     }
 
-    /// Notes a document of another replica that may be due earlier than all others.
+    /// Notes a document that may be due earlier than all others.
     pub(super) fn note_oldest(&mut self, stored_ms: Option<u64>) {
         self.earliest_ms = self.earliest_ms.min(stored_ms.unwrap_or(u64::MAX));
     }
