@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The journal is the truth. A catalogue that does not open, or that holds a damaged record, is built again from it.
-//! The log moves to quarantine only if the journal itself has lost something. Everything that still decodes is then copied
-//! into a new log under a new generation, so that followers start over. Segments are adopted as they are.
+//! The log moves to quarantine only if the journal itself has lost something. Everything that still decodes is then
+//! copied into a new log under a new generation, so that followers start over. Segments are adopted as they are.
 //!
 //! A missing or damaged segment costs only its own documents. A segment of a format version that this program does
 //! not read stops the start before anything is moved: it is neither damaged nor an orphan.

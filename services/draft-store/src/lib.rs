@@ -7,7 +7,7 @@
 //! # What a commit does
 //!
 //! 1. `service/handle/calls.rs` checks a call, and `append.rs` beside it sends the updates to the writer's actor.
-//! 2. `writer/actor/commits.rs` gathers appends for a few milliseconds.
+//! 2. `writer/actor/commit_queue.rs` gathers appends for a few milliseconds.
 //! 3. `writer/core.rs` applies them to a `writer/edit.rs`, which changes the catalog and gathers log writes.
 //!    `writer/placement.rs` decides where each update belongs in its document.
 //! 4. `log/journaled.rs` writes the batch to the journal and waits for `fdatasync`. Then it keeps text in memory, and

@@ -156,8 +156,8 @@ pub(crate) trait RecordLog: Send + Sync {
     /// Number of files with values that are too large for the catalogue's pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
 
-    /// Copies what is alive into fresh files, which then replace the earlier ones. Commits go on meanwhile. It blocks,
-    /// so it needs a thread of its own. The flag ends it early, and the function runs at each step.
+    /// Copies what is alive into fresh files, which then replace the earlier ones. Commits go on meanwhile. It
+    /// blocks, so it needs a thread of its own. The flag ends it early, and the function runs at each step.
     ///
     /// # Errors
     /// The disk refuses, a commit failed meanwhile, or the function fails. The log stays as it was then.

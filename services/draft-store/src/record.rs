@@ -1,10 +1,10 @@
 //! The records of the log and their keys.
 //!
-//! Records that are soon replaced or removed live in memory, and all others in one sled tree, so that a commit is one
-//! atomic batch there. Two trees would need an optimistic transaction, which costs a third of the rate. The first byte of a
-//! key is the kind. Integers in keys are big-endian, so that a scan meets the pieces of a document in order of
-//! position. `record/replication.rs` has the records that only a replica of a cluster has, `record/tenants.rs` those
-//! of tenants, and `record/usage.rs` those of usage.
+//! Records that are soon replaced or removed live in memory, and all others in one sled tree, so that a commit is
+//! one atomic batch there. Two trees would need an optimistic transaction, which costs a third of the rate. The first
+//! byte of a key is the kind. Integers in keys are big-endian, so that a scan meets the pieces of a document in order
+//! of position. `record/replication.rs` has the records that only a replica of a cluster has, `record/tenants.rs`
+//! those of tenants, and `record/usage.rs` those of usage.
 
 pub(crate) mod replication;
 pub(crate) mod tenants;
@@ -119,8 +119,8 @@ impl RecordKind {
         all.into_iter().find(|kind| kind.byte() == byte)
     }
 
-    /// The kinds whose records are soon replaced or removed, in order of their keys: those of unsealed documents, text
-    /// included, and what is to be sent. They stay in memory.
+    /// The kinds whose records are soon replaced or removed, in order of their keys: those of unsealed documents,
+    /// text included, and what is to be sent. They stay in memory.
     pub(crate) const SHORT_LIVED: [RecordKind; 4] = [
         RecordKind::State,
         RecordKind::Head,

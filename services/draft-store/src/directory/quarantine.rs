@@ -113,7 +113,7 @@ pub(super) fn salvage(from: &Path, put: Put, cache_bytes: u64) -> Result<Salvage
     Ok(salvaged)
 }
 
-/// What sled has of a log.
+/// The part of a log that sled has.
 #[derive(Default)]
 struct Covered {
     /// Everything up to here in the journal.
@@ -191,7 +191,7 @@ fn salvage_journal(
     covered: &Covered,
     salvaged: &mut Salvaged,
 ) -> Result<(), LogError> {
-    // What stays in memory is in no catalogue.
+    // The records that stay in memory are in no catalogue.
     let start = if covered.has_text { covered.end } else { 0 };
     let mut refused = None;
     let scanned = journal::scan(from, start, &mut |scanned| {

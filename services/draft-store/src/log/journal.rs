@@ -1,9 +1,9 @@
 //! The journal: an append-only file. Every batch is written and synced here before it is acknowledged.
 //!
-//! The journal is the truth, and sled beside it is a catalogue that can be thrown away and rebuilt. The reason is that
-//! sled's own file cannot be read in part. One damaged page, or one file of its directory that a full disk left
+//! The journal is the truth, and sled beside it is a catalogue that can be thrown away and built again. The reason is
+//! that sled's own file cannot be read in part. One damaged page, or one file of its directory that a full disk left
 //! empty, makes all of it unreadable. Scanning sled's file for our envelopes was rejected: it would cost no writes,
-//! but it would need a copy of sled's page format, and one page holds many documents.
+//! but it would need a copy of sled's page format, and one page holds many records.
 //!
 //! ```text
 //! journal := record*                       batches one after the other; the first names the journal

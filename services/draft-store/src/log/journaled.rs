@@ -35,14 +35,11 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::{Mutex, RwLock};
 
 use crate::log::journal::{self, Journal};
-use crate::log::journaled::files::FilesInMaking;
+use crate::log::journaled::files::{FilesInMaking, for_catalog, for_memory};
 use crate::log::memory::MemoryLog;
 use crate::log::sled::SledCatalog;
 use crate::log::{Batch, LogError, RecordLog, RewriteReport, RewriteStep, refused};
 use crate::record::RecordKind;
-
-/// Bytes of records that are copied at once where nobody waits.
-const STEP_BYTES: u64 = 1 << 20;
 
 /// See the module.
 pub(crate) struct JournaledLog {
@@ -60,18 +57,6 @@ struct Journals {
     current: Journal,
     /// Files that a rewrite makes, which get every commit as well.
     fresh: Option<FilesInMaking>,
-}
-
-/// What a batch writes to the catalogue.
-fn for_catalog(batch: &Batch) -> impl Iterator<Item = (&Vec<u8>, Option<&Vec<u8>>)> {
-    let writes = batch.writes();
-    writes.filter(|(key, _)| !RecordKind::is_short_lived(key))
-}
-
-/// What a batch writes to memory.
-fn for_memory(batch: &Batch) -> impl Iterator<Item = (&Vec<u8>, Option<&Vec<u8>>)> {
-    let writes = batch.writes();
-    writes.filter(|(key, _)| RecordKind::is_short_lived(key))
 }
 
 impl JournaledLog {
@@ -306,7 +291,7 @@ impl RecordLog for JournaledLog {
         stop: &AtomicBool,
         at: &dyn Fn(RewriteStep) -> Result<(), LogError>,
     ) -> Result<RewriteReport, LogError> {
-        rewrite::rewrite(self, stop, at)
+        self.replace_files(stop, at)
     }
 
     fn fault(&self) -> Option<LogError> {

@@ -1,8 +1,8 @@
 //! One commit in the making. It changes the catalog, and gathers the log writes that make the change durable.
 //!
-//! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `removal.rs` removes
-//! and erases, `sealed_documents.rs` handles documents in segments, `received.rs` applies what other replicas sent, and
-//! `adopted_segment.rs` takes over a file of one.
+//! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `removal.rs`
+//! removes and erases, `sealed_documents.rs` handles documents in segments, `received.rs` applies what other replicas
+//! sent, and `adopted_segment.rs` takes over a file of one.
 //!
 //! Its parts see less of it. `pending_writes.rs` has the writes that it gathers, `text_pieces.rs` stores text there,
 //! and `outgoing.rs` notes what other replicas must learn. `acceptance_statistics.rs`, `tenants.rs` and `usage.rs`
@@ -121,7 +121,7 @@ impl<'a> Edit<'a> {
         Ok((self.writes.batch, self.store, split, self.outcome))
     }
 
-    /// What other replicas must learn of.
+    /// The view for entries of the outbox.
     fn outgoing(&mut self) -> Outgoing<'_> {
         Outgoing {
             state: &mut self.outbox,

@@ -12,9 +12,9 @@ use crate::writer::requests::Reply;
 /// Bytes that an empty sled takes: eight of its segments of 512 KiB. No rewrite gives them back.
 const EMPTY_BYTES: u64 = 4 << 20;
 
-/// Assumed bytes on disk per byte of records in a fresh log, before any rewrite measured it. It is a little over 1 for
-/// text, which is in the journal only. Other records are in the catalogue as well, where they take up to four times
-/// their size. Too low a guess causes one early rewrite; too high a guess leaves waste on disk.
+/// Assumed bytes on disk per byte of records in a fresh log, before any rewrite measured it. It is a little over 1
+/// for text, which is in the journal only. Other records are in the catalogue as well, where they take up to four
+/// times their size. Too low a guess causes one early rewrite; too high a guess leaves waste on disk.
 const OVERHEAD_ASSUMED: f64 = 2.0;
 
 /// A larger measured overhead is not plausible: it includes what was appended meanwhile.

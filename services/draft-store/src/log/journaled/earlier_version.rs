@@ -7,8 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::log::journal::{self, ScanReport};
-use crate::log::journaled::STEP_BYTES;
-use crate::log::journaled::files::has_catalogs;
+use crate::log::journaled::files::{STEP_BYTES, has_catalogs};
 use crate::log::sled::SledCatalog;
 use crate::log::{Batch, LogError};
 

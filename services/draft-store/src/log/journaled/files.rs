@@ -4,9 +4,24 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::log::journal::{self, Journal, JournalPosition};
-use crate::log::journaled::{STEP_BYTES, for_catalog};
 use crate::log::sled::SledCatalog;
 use crate::log::{Batch, LogError, random, refused};
+use crate::record::RecordKind;
+
+/// Bytes of records that are copied at once where nobody waits.
+pub(super) const STEP_BYTES: u64 = 1 << 20;
+
+/// The writes of a batch to the catalogue.
+pub(super) fn for_catalog(batch: &Batch) -> impl Iterator<Item = (&Vec<u8>, Option<&Vec<u8>>)> {
+    let writes = batch.writes();
+    writes.filter(|(key, _)| !RecordKind::is_short_lived(key))
+}
+
+/// The writes of a batch to memory.
+pub(super) fn for_memory(batch: &Batch) -> impl Iterator<Item = (&Vec<u8>, Option<&Vec<u8>>)> {
+    let writes = batch.writes();
+    writes.filter(|(key, _)| RecordKind::is_short_lived(key))
+}
 
 /// Prefix of the names of catalogues. The name of a journal follows.
 const CATALOG: &str = "catalog-";

@@ -1,4 +1,4 @@
-//! The log with a catalogue that is lost, behind, ahead, damaged, or of another journal, and logs of earlier versions.
+//! The log with a catalogue that is lost, behind, damaged, or of another journal, and logs of earlier versions.
 
 use super::*;
 
@@ -9,7 +9,7 @@ use crate::tests::test_store::copy_directory;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// What is damaged, and how.
+/// The name of a damage, and its cause.
 type Spoil<'a> = (&'a str, &'a dyn Fn(&Path));
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;

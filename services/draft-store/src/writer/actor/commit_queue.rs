@@ -68,8 +68,8 @@ impl CommitQueue {
         &self.statistics
     }
 
-    /// Answers all callers. One who would have added a namespace too many gets the error of `too_many`; `observe` gets
-    /// the seconds that each append took.
+    /// Answers all callers. One who would have added a namespace too many gets the error of `too_many`; `observe`
+    /// gets the seconds that each append took.
     pub(super) fn answer(
         self,
         outcome: Result<CommitOutcome, ApiError>,

@@ -1,4 +1,4 @@
-//! Background jobs: one at a time, each on a thread of its own. `rewriter.rs` and `sealer.rs` decide which one is next.
+//! Background jobs: one at a time, each on a thread of its own. `rewriter.rs` and `sealer.rs` decide which is next.
 //!
 //! A copy of the log and a segment at once would need space for both.
 

@@ -1,4 +1,4 @@
-//! What a commit adds to the outbox of a replica. A store without a feed adds nothing.
+//! The entries that a commit adds to the outbox of a replica. A store without a feed adds nothing.
 
 use crate::catalog::Replication;
 use crate::metrics::RemovalReason;
@@ -6,7 +6,7 @@ use crate::record::replication::{OutboxRecord, RevisionRecord, outbox_key};
 use crate::record::{DocumentKey, ErasureRecord, RecordKind, document_key};
 use crate::writer::edit::pending_writes::PendingWrites;
 
-/// What a commit knows about the outbox.
+/// The state of a commit that concerns the outbox.
 pub(super) struct OutboxState {
     /// The last sequence before this commit.
     pub(super) head_before: u64,

@@ -1,4 +1,4 @@
-//! What is sealed, merged and purged next, without threads and without an actor.
+//! The choice of the next segment, without threads and without an actor.
 
 use super::*;
 

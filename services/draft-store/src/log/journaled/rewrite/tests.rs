@@ -101,7 +101,7 @@ fn a_copy_in_the_smallest_steps_is_whole() {
     let store = filled(dir.path());
     let log = log_of(&store);
     let (mut from, mut records) = (vec![0], 0);
-    // What a step copies ends where the next one begins, across records in memory and in the catalogue.
+    // A step ends where the next one begins, across records in memory and in the catalogue.
     loop {
         let mut last = None;
         log.scan(&from, &[u8::MAX], &mut |key, _| {
