@@ -242,6 +242,20 @@ impl WriterActor {
         }
     }
 
+    /// Runs an action that has an answer beside its outcome.
+    fn answer<T>(
+        &mut self,
+        action: impl FnOnce(&mut WriterCore, &mut Catalog, u64) -> Result<(T, CommitOutcome), LogError>,
+    ) -> Result<T, ApiError> {
+        let mut answer = None;
+        self.run(|core, catalog, now_ms| {
+            let (found, outcome) = action(core, catalog, now_ms)?;
+            answer = Some(found);
+            Ok(outcome)
+        })?;
+        answer.ok_or_else(unavailable)
+    }
+
     /// Closes a log whose catalogue has failed. The next tick opens it.
     fn close_faulty(&mut self) -> bool {
         let Some(error) = self.core.as_ref().and_then(|core| core.log.fault()) else {

@@ -149,10 +149,9 @@ impl WriterActor {
         &mut self,
         registration: GroupRegistration,
     ) -> Result<(), ApiError> {
-        let mut is_registered = false;
-        self.run(|core, catalog, now_ms| {
-            is_registered = core.register_group(catalog, registration, now_ms);
-            Ok(CommitOutcome::default())
+        let is_registered = self.answer(|core, catalog, now_ms| {
+            let is_registered = core.register_group(catalog, registration, now_ms);
+            Ok((is_registered, CommitOutcome::default()))
         })?;
         if is_registered {
             return Ok(());
@@ -209,11 +208,8 @@ impl WriterActor {
         &mut self,
         namespace: NamespaceId,
     ) -> Result<AcceptanceStatsReply, ApiError> {
-        let mut kept = None;
-        self.run(|core, _, _| {
-            kept = core.statistics(namespace)?;
-            Ok(CommitOutcome::default())
-        })?;
+        let kept =
+            self.answer(|core, _, _| Ok((core.statistics(namespace)?, CommitOutcome::default())))?;
         Ok(kept.unwrap_or_default())
     }
 
@@ -221,12 +217,7 @@ impl WriterActor {
     pub(crate) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
         // Statistics saved before an erasure are erased by it.
         self.commit();
-        let mut marked = None;
-        self.run(|core, catalog, now_ms| {
-            let (mark, outcome) = core.mark(catalog, mark, now_ms)?;
-            marked = mark;
-            Ok(outcome)
-        })?;
+        let marked = self.answer(|core, catalog, now_ms| core.mark(catalog, mark, now_ms))?;
         marked.ok_or_else(|| {
             self.metrics.reject(Limit::Erasures);
             ApiError::new(
@@ -239,14 +230,11 @@ impl WriterActor {
 
     /// Changes a tenant. Returns the version of the change, once that is durable.
     pub(crate) fn change_tenant(&mut self, change: &TenantChange) -> Result<u64, ApiError> {
-        let mut changed = None;
-        self.run(|core, catalog, now_ms| {
+        let (version, entry) = self.answer(|core, catalog, now_ms| {
             let (version, outcome) = core.change_tenant(catalog, change, now_ms)?;
             let kept = catalog.tenants.get(&change.name);
-            changed = Some((version, kept.map(|kept| kept.entry.clone())));
-            Ok(outcome)
+            Ok(((version, kept.map(|kept| kept.entry.clone())), outcome))
         })?;
-        let (version, entry) = changed.ok_or_else(unavailable)?;
         if let Ok(version) = version {
             self.shared.set_tenant(&change.name, version, entry);
         }
@@ -297,12 +285,8 @@ impl WriterActor {
         {
             return Err(error);
         }
-        let mut reply = None;
-        self.run(|core, catalog, now_ms| {
-            let (answer, outcome) = core.record_usage(catalog, request, now_ms)?;
-            reply = answer;
-            Ok(outcome)
-        })?;
+        let reply =
+            self.answer(|core, catalog, now_ms| core.record_usage(catalog, request, now_ms))?;
         reply.ok_or_else(|| {
             self.metrics.reject(Limit::UsageRows);
             let message = "the draft store has as many rows of usage as it may (usage_rows_max); raise the limit, or \
@@ -313,12 +297,8 @@ impl WriterActor {
 
     /// Remembers that the usage of a tenant is erased. Returns the time, once that is durable.
     pub(crate) fn mark_usage_erased(&mut self, tenant: &str) -> Result<u64, ApiError> {
-        let mut at_ms = None;
-        self.run(|core, catalog, now_ms| {
-            let (marked, outcome) = core.mark_usage_erased(catalog, tenant, now_ms)?;
-            at_ms = marked;
-            Ok(outcome)
-        })?;
+        let at_ms =
+            self.answer(|core, catalog, now_ms| core.mark_usage_erased(catalog, tenant, now_ms))?;
         at_ms.ok_or_else(|| {
             self.metrics.reject(Limit::Erasures);
             let message = "the usage of too many tenants is erased; erasures are forgotten after usage_retention_days";
@@ -333,12 +313,8 @@ impl WriterActor {
         at_ms: u64,
         from: &[u8],
     ) -> Result<ErasedUsagePart, ApiError> {
-        let mut erased = ErasedUsagePart::default();
-        self.run(|core, catalog, now_ms| {
-            let (part, outcome) = core.erase_usage(catalog, (tenant, at_ms), from, now_ms)?;
-            erased = part;
-            Ok(outcome)
-        })?;
-        Ok(erased)
+        self.answer(|core, catalog, now_ms| {
+            core.erase_usage(catalog, (tenant, at_ms), from, now_ms)
+        })
     }
 }

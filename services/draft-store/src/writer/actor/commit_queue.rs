@@ -98,3 +98,113 @@ impl CommitQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use refrain_protocol::document::{DocumentHead, DocumentUpdate};
+    use refrain_protocol::{DocumentId, ErrorKind, Namespace};
+    use tokio::sync::oneshot;
+
+    use crate::writer::requests::UpdateAuthor;
+
+    fn names() -> Namespace {
+        let [tenant, model, tokenizer] = ["a", "m", "t"].map(str::to_owned);
+        Namespace {
+            tenant,
+            model,
+            tokenizer,
+        }
+    }
+
+    /// An append of so many updates.
+    fn append(updates: usize) -> Append {
+        let update = |document| DocumentUpdate {
+            document: DocumentId(document),
+            epoch: 1,
+            prev_len: 0,
+            tokens: vec![1],
+            head: DocumentHead::default(),
+            finish: None,
+        };
+        Append {
+            namespace: names().id(),
+            names: names(),
+            updates: (0..updates as u128).map(update).collect(),
+            waited_ms: 0,
+            author: UpdateAuthor::Worker,
+        }
+    }
+
+    fn add(
+        queue: &mut CommitQueue,
+        updates: usize,
+    ) -> oneshot::Receiver<Result<Vec<u32>, ApiError>> {
+        let (reply, answer) = oneshot::channel();
+        let tokens = PendingTokens::claim(&Arc::default(), 1, 1).unwrap();
+        queue.add(append(updates), tokens, reply);
+        answer
+    }
+
+    fn add_statistics(
+        queue: &mut CommitQueue,
+    ) -> oneshot::Receiver<Result<SavedStatistics, ApiError>> {
+        let (reply, answer) = oneshot::channel();
+        let update = StatisticsUpdate {
+            namespace: names().id(),
+            names: names(),
+            continues: 0,
+            new_table: 7,
+            statistics: vec![1],
+        };
+        queue.add_statistics(update, reply);
+        answer
+    }
+
+    fn too_many() -> ApiError {
+        ApiError::new(ErrorKind::Overloaded, "too many")
+    }
+
+    #[test]
+    fn enough_updates_are_a_commit_whoever_sent_them() {
+        let mut queue = CommitQueue::default();
+        assert!(queue.is_empty());
+        add(&mut queue, UPDATES_MAX - 1);
+        assert!(!queue.is_full() && !queue.is_empty());
+        add_statistics(&mut queue);
+        assert!(queue.is_full());
+        assert_eq!((queue.appends().len(), queue.statistics().len()), (1, 1));
+    }
+
+    #[test]
+    fn every_caller_gets_its_own_answer() {
+        let mut queue = CommitQueue::default();
+        let (mut first, mut second) = (add(&mut queue, 2), add(&mut queue, 1));
+        let mut saved = add_statistics(&mut queue);
+        let observed = Cell::new(0);
+        let outcome = CommitOutcome {
+            lengths: vec![Some(vec![1, 2]), None],
+            statistics: vec![Some(SavedStatistics::Table(7))],
+            ..CommitOutcome::default()
+        };
+        queue.answer(Ok(outcome), too_many, |_| observed.set(observed.get() + 1));
+        assert_eq!(first.try_recv().unwrap(), Ok(vec![1, 2]));
+        assert_eq!(second.try_recv().unwrap(), Err(too_many()));
+        assert_eq!(saved.try_recv().unwrap(), Ok(SavedStatistics::Table(7)));
+        assert_eq!(observed.get(), 2);
+    }
+
+    #[test]
+    fn a_failed_commit_fails_for_all() {
+        let mut queue = CommitQueue::default();
+        let (mut stored, mut saved) = (add(&mut queue, 1), add_statistics(&mut queue));
+        let failed = ApiError::new(ErrorKind::Unavailable, "the disk");
+        queue.answer(Err(failed.clone()), too_many, |_| ());
+        assert_eq!(stored.try_recv().unwrap(), Err(failed.clone()));
+        assert_eq!(saved.try_recv().unwrap(), Err(failed));
+    }
+}

@@ -21,15 +21,13 @@ impl WriterActor {
         checksum: u64,
         messages: &[ReceivedMessage],
     ) -> Result<AppliedMessages, ApiError> {
-        let mut has_erasures = false;
-        let outcome = self.run(|core, catalog, now_ms| {
+        self.answer(|core, catalog, now_ms| {
             let outcome = core.apply_messages(catalog, stream, checksum, messages, now_ms)?;
-            has_erasures = !catalog.replication.open_erasures().is_empty();
-            Ok(outcome)
-        })?;
-        Ok(AppliedMessages {
-            repeated: outcome.repeated_messages,
-            has_erasures,
+            let applied = AppliedMessages {
+                repeated: outcome.repeated_messages,
+                has_erasures: !catalog.replication.open_erasures().is_empty(),
+            };
+            Ok((applied, outcome))
         })
     }
 
@@ -113,8 +111,8 @@ impl WriterActor {
         &mut self,
         keys: &[DocumentKey],
     ) -> Result<Vec<oneshot::Receiver<()>>, ApiError> {
-        let mut waiting = Vec::new();
-        self.run(|_, catalog, _| {
+        let waiting = self.answer(|_, catalog, _| {
+            let mut waiting = Vec::new();
             for key in keys {
                 // The broker may have taken the document already, or it was removed meanwhile.
                 let known = catalog.document(*key).map(|known| known.state.sequence);
@@ -124,10 +122,11 @@ impl WriterActor {
                     waiting.push((*key, sequence));
                 }
             }
-            Ok(CommitOutcome {
+            let outcome = CommitOutcome {
                 sends: true,
                 ..CommitOutcome::default()
-            })
+            };
+            Ok((waiting, outcome))
         })?;
         Ok(waiting
             .into_iter()

@@ -42,3 +42,33 @@ impl ReplicationWaiters {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use refrain_protocol::{DocumentId, NamespaceId};
+
+    #[test]
+    fn a_caller_is_answered_once_the_brokers_have_its_change() {
+        let key = |document| DocumentKey::new(NamespaceId(1), DocumentId(document));
+        let mut waiters = ReplicationWaiters::default();
+        let mut answers = Vec::new();
+        for (document, sequence) in [(1, 5), (1, 7), (2, 5), (2, 5)] {
+            let (reply, answer) = oneshot::channel();
+            waiters.add(key(document), sequence, reply);
+            answers.push(answer);
+        }
+        // One of them hangs up.
+        answers.pop();
+        waiters.sweep();
+        waiters.answer(key(1), 6);
+        waiters.answer(key(3), 9);
+        let is_answered = answers.iter_mut().map(|answer| answer.try_recv().is_ok());
+        assert_eq!(is_answered.collect::<Vec<_>>(), [true, false, false]);
+        waiters.answer(key(1), 7);
+        waiters.answer(key(2), 5);
+        assert!(answers[1].try_recv().is_ok() && answers[2].try_recv().is_ok());
+        assert!(waiters.0.is_empty());
+    }
+}
