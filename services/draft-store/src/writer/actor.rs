@@ -53,6 +53,29 @@ const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
 /// The manifest is written this often without changes, since a start continues from its time.
 const MANIFEST_AGE_MAX: Duration = Duration::from_secs(600);
 
+/// The phases of the writer's life.
+enum Lifecycle {
+    Serves,
+    /// The caller of a close waits until no background thread runs any more.
+    Closes(oneshot::Sender<()>),
+    Closed,
+}
+
+/// The last change that the manifest knows, and when it was written.
+struct WrittenManifest {
+    head: u64,
+    at: Instant,
+}
+
+impl WrittenManifest {
+    /// Whether it must be written again, for a store with this last change.
+    fn is_outdated(&self, head: Option<u64>, now: Instant) -> bool {
+        let age = now.saturating_duration_since(self.at);
+        let is_behind = head.is_some_and(|head| head != self.head);
+        age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX
+    }
+}
+
 pub(crate) struct WriterActor {
     shared: Arc<SharedStore>,
     lookup_views: Arc<LookupViews>,
@@ -63,23 +86,17 @@ pub(crate) struct WriterActor {
     commit_queue: CommitQueue,
     commit_timer: Option<SpawnHandle>,
     evicted_documents: u64,
-    closed: bool,
-    /// The caller of a close, while background threads still run.
-    closing: Option<oneshot::Sender<()>>,
+    lifecycle: Lifecycle,
     /// Ends the background job in progress early. A job that has ended leaves `None`.
     job: Option<Arc<AtomicBool>>,
     rewriter: Rewriter,
     sealer: Sealer,
-    /// How often the store was opened. Results of jobs from an earlier opening are refused.
-    openings: u64,
     log_number: u64,
     /// The log of the last opening. A rewrite may still hold it after the store was closed.
     last_log: Weak<dyn RecordLog>,
     hold: DirectoryLock,
     replication_waiters: ReplicationWaiters,
-    /// The last change in the manifest, and when it was written.
-    manifest_head: u64,
-    manifest_written: Instant,
+    manifest: WrittenManifest,
     _sentinel: Sentinel,
 }
 
@@ -118,16 +135,16 @@ impl WriterActor {
             commit_queue: CommitQueue::default(),
             commit_timer: None,
             evicted_documents: 0,
-            closed: false,
-            closing: None,
+            lifecycle: Lifecycle::Serves,
             job: None,
-            openings: 0,
             log_number: 0,
             last_log: Weak::<MemoryLog>::new(),
             hold,
             replication_waiters: ReplicationWaiters::default(),
-            manifest_head: 0,
-            manifest_written: Instant::now(),
+            manifest: WrittenManifest {
+                head: 0,
+                at: Instant::now(),
+            },
             _sentinel: Sentinel("writer"),
         };
         writer.reopen()?;
@@ -190,7 +207,6 @@ impl WriterActor {
         core.prepare_replication(&mut catalog);
         self.shared.set_open(Some(OpenStore { catalog, log }));
         self.core = Some(core);
-        self.openings += 1;
         self.log_number = number;
         self.observe();
         Ok(())
@@ -307,7 +323,7 @@ impl WriterActor {
     }
 
     fn tick(&mut self, ctx: &mut Context<Self>) {
-        if self.closed || self.closing.is_some() {
+        if self.is_closing() {
             return;
         }
         if self.core.is_none() {
@@ -339,8 +355,10 @@ impl WriterActor {
         };
         let manifest = Manifest::new(self.log_number, core.store, &open.catalog, closed)
             .with(self.shared.loss(), self.shared.now_ms());
-        self.manifest_head = open.catalog.head();
-        self.manifest_written = Instant::now();
+        self.manifest = WrittenManifest {
+            head: open.catalog.head(),
+            at: Instant::now(),
+        };
         // Without a fresh manifest a rollback of sled is noticed later or not at all. That is no reason to stop.
         manifest
             .write(&self.config.data_dir)
@@ -349,10 +367,8 @@ impl WriterActor {
 
     /// Writes the manifest if it has been out of date for a while.
     fn refresh_manifest(&mut self) {
-        let open = self.shared.read();
-        let is_behind = open.is_ok_and(|open| open.catalog.head() != self.manifest_head);
-        let age = self.manifest_written.elapsed();
-        if age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX {
+        let head = self.shared.read().ok().map(|open| open.catalog.head());
+        if self.manifest.is_outdated(head, Instant::now()) {
             let _ = self.write_manifest(false);
         }
     }
@@ -363,23 +379,28 @@ impl WriterActor {
         self.rewriter.give_up();
         self.sealer.give_up();
         self.stop_job();
-        self.closing = Some(reply);
+        self.lifecycle = Lifecycle::Closes(reply);
         self.close_if_quiet();
     }
 
     /// Closes the store if that was requested and no job runs any more.
     fn close_if_quiet(&mut self) {
-        if self.job.is_none()
-            && let Some(reply) = self.closing.take()
+        if self.job.is_some() || !self.is_closing() {
+            return;
+        }
+        if let Lifecycle::Closes(reply) = std::mem::replace(&mut self.lifecycle, Lifecycle::Closed)
         {
             // Writes the times of use.
             let _ = self.run(WriterCore::tick);
             let _ = self.write_manifest(true);
-            self.closed = true;
             self.shared.set_open(None);
             self.core = None;
             let _ = reply.send(());
         }
+    }
+
+    fn is_closing(&self) -> bool {
+        !matches!(self.lifecycle, Lifecycle::Serves)
     }
 
     fn observe(&self) {

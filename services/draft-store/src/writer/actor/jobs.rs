@@ -40,8 +40,11 @@ impl WriterActor {
         waiter: Reply<RewriteReport>,
         ctx: &mut Context<Self>,
     ) {
-        self.rewriter.request(waiter);
-        self.begin_next(ctx);
+        // A caller whose waiter is dropped learns that the store closes.
+        if !self.is_closing() {
+            self.rewriter.request(waiter);
+            self.begin_next(ctx);
+        }
     }
 
     /// Rewrites all segments with removed documents, and with `seals` seals the documents that have ended. The work
@@ -52,8 +55,10 @@ impl WriterActor {
         waiter: Reply<()>,
         ctx: &mut Context<Self>,
     ) {
-        self.sealer.request_purge(seals, waiter);
-        self.begin_next(ctx);
+        if !self.is_closing() {
+            self.sealer.request_purge(seals, waiter);
+            self.begin_next(ctx);
+        }
     }
 
     /// Whether the log's files may hold what was removed.
@@ -64,7 +69,7 @@ impl WriterActor {
 
     /// Begins the next job, unless one is running.
     pub(super) fn begin_next(&mut self, ctx: &mut Context<Self>) {
-        if self.job.is_some() || self.closing.is_some() {
+        if self.job.is_some() || self.is_closing() {
             return;
         }
         let (sizes, now) = (self.log_sizes(), Instant::now());
@@ -142,7 +147,7 @@ impl WriterActor {
         let open = shared.read().ok();
         let planned = self.sealer.next(&SealView {
             open: open.as_deref(),
-            openings: self.openings,
+            openings: self.shared.openings(),
             now: Instant::now(),
             now_ms: shared.now_ms(),
             has_room: &room_for(&self.config),
@@ -181,7 +186,7 @@ impl WriterActor {
 
     /// Puts a new segment into use.
     fn install(&mut self, segment: NewSegment) -> Result<(), LogError> {
-        if self.closing.is_some() {
+        if self.is_closing() {
             return Err(outdated());
         }
         self.run(|core, catalog, now_ms| core.install(catalog, segment, now_ms))
@@ -245,7 +250,7 @@ impl WriterActor {
         self.job = Some(stop.clone());
         let host = JobHost {
             writer: WriterHandle::from(ctx.address()),
-            openings: self.openings,
+            openings: self.shared.openings(),
         };
         let end = JobEnd {
             writer: host.writer.clone(),
@@ -275,11 +280,8 @@ impl WriterActor {
 
     /// Goes on after a job: closes the store if that was requested, or begins the next job.
     fn after_job(&mut self, ctx: &mut Context<Self>) {
-        if self.closing.is_some() {
-            self.close_if_quiet();
-        } else {
-            self.begin_next(ctx);
-        }
+        self.close_if_quiet();
+        self.begin_next(ctx);
     }
 }
 
@@ -323,7 +325,7 @@ impl JobHost {
         let openings = self.openings;
         // A few calls per job: the mailbox takes them even when it is full.
         let answer = self.writer.ask(move |writer| {
-            match writer.core.is_some() && writer.openings == openings {
+            match writer.core.is_some() && writer.shared.openings() == openings {
                 true => call(writer),
                 false => Err(outdated()),
             }

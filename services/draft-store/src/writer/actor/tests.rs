@@ -139,3 +139,14 @@ fn a_log_that_has_failed_reopens_the_store_once_nobody_holds_it() {
     assert_eq!(shared.stats().documents, 0, "the refused one");
     assert_eq!(writer.metrics.writer_restarts.get(), 2);
 }
+
+#[test]
+fn the_manifest_follows_the_store_and_the_clock() {
+    let at = Instant::now();
+    let written = WrittenManifest { head: 5, at };
+    let soon = at + MANIFEST_INTERVAL;
+    assert!(!written.is_outdated(Some(6), at));
+    assert!(written.is_outdated(Some(6), soon));
+    assert!(!written.is_outdated(Some(5), soon) && !written.is_outdated(None, soon));
+    assert!(written.is_outdated(Some(5), at + MANIFEST_AGE_MAX));
+}
