@@ -124,6 +124,14 @@ impl Journal {
         }
     }
 
+    /// The end of what is durable. After a failed sync nothing beyond it counts.
+    pub(crate) fn synced_position(&self) -> JournalPosition {
+        JournalPosition {
+            journal: self.name,
+            end: self.synced_end,
+        }
+    }
+
     /// Appends a batch. It is durable after [`Journal::sync`]. A failed write is cut off again.
     pub(crate) fn append(&mut self, batch: &Batch) -> Result<JournalPosition, LogError> {
         self.check()?;

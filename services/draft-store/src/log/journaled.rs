@@ -201,7 +201,7 @@ impl Drop for JournaledLog {
             return;
         }
         // The journal has everything, so a failure costs some time at the next start.
-        let position = self.journals.get_mut().current.position();
+        let position = self.journals.get_mut().current.synced_position();
         if let Err(error) = self.catalog.get_mut().write(std::iter::empty(), position) {
             tracing::warn!(%error, "draft store catalogue not completed");
         }

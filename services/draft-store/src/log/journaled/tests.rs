@@ -293,6 +293,25 @@ fn a_failing_catalogue_takes_back_nothing_that_is_durable_and_is_told_as_a_fault
     }
 }
 
+/// A failed sync cuts off what it could not make durable. The catalogue must not count it.
+#[test]
+fn a_catalogue_is_never_ahead_of_what_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let log = open(&path).unwrap();
+    let whole = fill(&log, 0, 10);
+    let durable = log.journals.lock().current.position().end;
+    let mut batch = Batch::default();
+    batch.put(key(b'd', 1_000), vec![1]);
+    log.journals.lock().current.append(&batch).unwrap();
+    drop(log);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(journal::path_in(&path));
+    file.unwrap().set_len(durable).unwrap();
+    assert!(records(&open(&path).unwrap()) == whole);
+}
+
 /// Turns a closed log into one of an earlier version, whose sled has all records and is beside the journal. `until`
 /// tells how far in the journal it is complete, and is not told by the first version.
 fn make_earlier(path: &Path, whole: &Records, until: Option<u64>) {
