@@ -99,12 +99,10 @@ impl GatewayMetrics {
             true => HIDDEN,
             false => shown,
         };
-        let new = Arc::new(RequestSeries::new(
-            self,
-            [shown, traced],
-            model,
-            hides_metrics,
-        ));
+        let (labels, families) = ([shown, traced], &self.families);
+        let tokens = self.accounts.tokens(labels, model);
+        let new = RequestSeries::new(families, tokens, labels, model, hides_metrics);
+        let new = Arc::new(new);
         let of_tenant = series.entry(shown.to_owned()).or_default();
         of_tenant.push(new.clone());
         new

@@ -6,7 +6,7 @@ use prometheus::Histogram;
 use refrain_accounts::TokenSeries;
 use refrain_protocol::openai::{Timings, Usage};
 
-use super::GatewayMetrics;
+use super::families::GatewayFamilies;
 
 /// The series of the requests of a tenant for a model. They are looked up once for a request, since each lookup takes
 /// as long as several observations.
@@ -28,12 +28,12 @@ pub(crate) struct RequestSeries {
 impl RequestSeries {
     /// The series with the tenant label `shown`. Those that tell what was known before are of the tenant `traced`.
     pub(super) fn new(
-        metrics: &GatewayMetrics,
+        families: &GatewayFamilies,
+        tokens: TokenSeries,
         [shown, traced]: [&str; 2],
         model: &str,
         hides_metrics: bool,
     ) -> Self {
-        let families = &metrics.families;
         let phase = |phase| families.phase_seconds.with_label_values(&[model, phase]);
         let usage = |kind| {
             let labels = [shown, model, kind];
@@ -44,7 +44,7 @@ impl RequestSeries {
         RequestSeries {
             model: model.to_owned(),
             hides_metrics,
-            tokens: Arc::new(metrics.accounts.tokens([shown, traced], model)),
+            tokens: Arc::new(tokens),
             seconds: families.request_seconds.with_label_values(&of_both),
             per_token_seconds: families.per_token_seconds.with_label_values(&of_both),
             step_gap_seconds: step_gaps.with_label_values(&[traced, model]),
