@@ -11,8 +11,8 @@ use refrain_tokenization::Tokenizer;
 
 use super::{EndUser, ParsedRequest};
 
-/// A request that can be carried out: what its body says, and the standing of its caller. Only
-/// [`ParsedRequest::admit`] creates one, so none is without the standing, and nobody can change it.
+/// A request that can be carried out: what its body says, and the standing of its caller. Only admission
+/// makes one, so none is without the standing, and nobody can change it.
 #[derive(Debug)]
 pub struct GenerateRequest {
     parsed: ParsedRequest,
