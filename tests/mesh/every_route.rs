@@ -117,7 +117,7 @@ const TRAINER_ROUTES: usize = 65;
 
 /// The routes of the listener for trainers, as its source has them.
 fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
-    let path = "services/gateway/src/trainer/routes.rs";
+    let path = "services/trainer/src/routes.rs";
     let source = std::fs::read_to_string(repository().join(path))?;
     let (passed_on, own) = source
         .split_once("pub(super) fn add")

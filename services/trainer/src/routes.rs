@@ -43,12 +43,20 @@ const PASSED_ON: [&str; 27] = [
 
 /// Adds the routes.
 pub(super) fn add(trainer: &Arc<TrainerState>, app: &mut ServiceConfig) {
-    for surface in DataSurface::ALL {
-        app.service(post(surface.route(), move |trainer, request, payload| {
-            carry_out(trainer, surface, request, payload)
-        }));
-    }
     app.app_data(Data::from(trainer.clone()))
+        .service(post("/generate", |trainer, request, payload| {
+            carry_out(trainer, DataSurface::Sglang, request, payload)
+        }))
+        .service(post(
+            "/inference/v1/generate",
+            |trainer, request, payload| carry_out(trainer, DataSurface::Vllm, request, payload),
+        ))
+        .service(post("/v1/completions", |trainer, request, payload| {
+            carry_out(trainer, DataSurface::Completion, request, payload)
+        }))
+        .service(post("/v1/chat/completions", |trainer, request, payload| {
+            carry_out(trainer, DataSurface::Chat, request, payload)
+        }))
         .service(get("/v1/models", facts::models))
         .service(post("/abort_request", pauses::abort_request))
         .service(post("/abort_requests", pauses::abort_requests))
