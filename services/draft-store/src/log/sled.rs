@@ -14,7 +14,8 @@ use crate::log::{LogError, refused};
 
 /// An open sled directory.
 pub(crate) struct SledCatalog {
-    db: sled::Db,
+    /// `None` only while it is dropped.
+    db: Option<sled::Db>,
     path: PathBuf,
 }
 
@@ -60,9 +61,16 @@ impl SledCatalog {
             }
         };
         Ok(SledCatalog {
-            db: opened,
+            db: Some(opened),
             path: path.to_owned(),
         })
+    }
+
+    fn db(&self) -> &sled::Db {
+        match &self.db {
+            Some(db) => db,
+            None => unreachable!("only a drop takes it out"),
+        }
     }
 
     /// Deletes sled's files, and leaves what is beside them: earlier versions had the journal there.
@@ -115,12 +123,12 @@ impl SledCatalog {
             }
         }
         batch.insert(&POSITION_KEY, &position.to_bytes());
-        guarded(|| self.db.apply_batch(batch))
+        guarded(|| self.db().apply_batch(batch))
     }
 
     /// One record.
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-        guarded(|| self.db.get(key)).map(|value| value.map(|value| value.to_vec()))
+        guarded(|| self.db().get(key)).map(|value| value.map(|value| value.to_vec()))
     }
 
     /// Visits the records of `from..to` in order until `visit` says `false`.
@@ -130,7 +138,7 @@ impl SledCatalog {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError> {
-        let mut records = guarded(|| Ok(self.db.range(from..to)))?;
+        let mut records = guarded(|| Ok(self.db().range(from..to)))?;
         // A panic of `visit` is a fault of ours and no damage, so it runs outside.
         while let Some((key, value)) = guarded(|| records.next().transpose())? {
             if *key != POSITION_KEY && !visit(&key, &value) {
@@ -142,7 +150,7 @@ impl SledCatalog {
 
     /// Bytes on disk.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        guarded(|| self.db.size_on_disk()).unwrap_or(0)
+        guarded(|| self.db().size_on_disk()).unwrap_or(0)
     }
 
     /// Number of files with values that are too large for sled's pages: an alarm unless 0.
@@ -153,12 +161,23 @@ impl SledCatalog {
 
 /// sled flushes when its last handle is dropped, and a write that fails on one of its threads does not always wake
 /// the flush that waits for it. Every flush that begins after the failure wakes all that wait.
+///
+/// It also panics there if its file cannot be synced. While a rewrite goes on there are two of them, and a second
+/// panic would end the process.
 impl Drop for SledCatalog {
     fn drop(&mut self) {
+        let Some(db) = self.db.take() else { return };
         flush_with_wakers(FLUSH_PATIENCE, || {
             // As sled does it: its own threads may write meanwhile.
-            while guarded(|| self.db.flush()).is_ok_and(|bytes| bytes > 0) {}
+            while guarded(|| db.flush()).is_ok_and(|bytes| bytes > 0) {}
         });
+        let closed = guarded(|| {
+            drop(db);
+            Ok(())
+        });
+        if let Err(error) = closed {
+            tracing::warn!(%error, "draft store catalogue not closed cleanly");
+        }
     }
 }
 

@@ -178,9 +178,9 @@ impl FilesInMaking {
 
 /// Deletes what a failed attempt has left beside the files of a journal.
 pub(super) fn delete_unfinished(log: &Path, kept: Option<u64>) {
-    if let Err(error) = delete_catalogs(log, kept) {
-        tracing::warn!(%error, "unfinished draft store catalogue not deleted");
+    match delete_catalogs(log, kept) {
+        // It goes last, since it tells that the catalogue beside it is unfinished.
+        Ok(()) => journal::remove_unfinished(log),
+        Err(error) => tracing::warn!(%error, "unfinished draft store catalogue not deleted"),
     }
-    // It goes last, since it tells that the catalogue beside it is unfinished.
-    journal::remove_unfinished(log);
 }
