@@ -38,8 +38,8 @@ pub(crate) async fn moves_between_stores(cluster: &mut Cluster) -> anyhow::Resul
     let drafted = async |cluster: &Cluster| {
         let accepted = chats.ask_with_drafts(&client).await?;
         let worker = cluster.mesh.scrape(WORKER).await?;
-        // The prompts come again, so their own earlier outputs may be credited, or those of a group of equal prompts.
-        let scopes = ["tenant", "history", "group"].map(|scope| worker.accepted_from(scope));
+        // The prompts come again, so those of a group of equal prompts may be credited.
+        let scopes = ["tenant", "group"].map(|scope| worker.accepted_from(scope));
         anyhow::Ok((accepted, scopes.iter().sum::<f64>()))
     };
     let half = chats.tokens() / 2;

@@ -287,7 +287,7 @@ class ConsoleTest(unittest.TestCase):
         tokens = newest.locator("pre.tokens span")
         self.assertEqual(tokens.count(), told[1])
         # Equal prompts of a minute are a group, and it may be credited.
-        earlier = "pre.tokens :is(.of-suffix-tenant, .of-suffix-history, .of-suffix-group)"
+        earlier = "pre.tokens :is(.of-suffix-tenant, .of-suffix-group)"
         self.assertGreater(newest.locator(earlier).count(), told[1] // 2)
         self.assertIn("SELECT", newest.locator("pre.tokens").inner_text())
         self.assertEqual(newest.locator(".strip [data-step]").count(), told[0])

@@ -83,7 +83,6 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/groups/register", &[Gateway]),
             ("POST", "/internal/v1/groups/fetch", DRAFTERS),
             ("POST", "/internal/v1/output-lengths", &[Gateway]),
-            ("POST", "/internal/v1/prompt-outputs", DRAFTERS),
             ("POST", "/internal/v1/segments", DRAFTERS),
             ("POST", "/internal/v1/segments/piece", DRAFTERS),
             ("POST", "/internal/v1/documents", DRAFTERS),

@@ -30,13 +30,6 @@ pub struct ReplicaConfig {
     /// Most tokens of all groups' trees together; the least recently used idle group is evicted first. While all
     /// groups run, further tokens are in their namespaces alone.
     pub groups_tokens_max: u64,
-    /// Most earlier outputs to a prompt that its requests draft from as its history, the newest. 0: there are no
-    /// histories.
-    pub history_outputs_max: u32,
-    /// Most tokens of one history.
-    pub history_tokens_max: u32,
-    /// Most tokens of all histories together. Requests of further prompts draft without one.
-    pub histories_tokens_max: u64,
     /// Pause between two calls for the logs of the groups that run here, milliseconds. The logs bring what other
     /// workers emit.
     pub group_fetch_ms: u64,
@@ -116,9 +109,6 @@ impl Default for ReplicaConfig {
             groups_max: 256,
             group_tokens_max: 1 << 20,
             groups_tokens_max: 1 << 22,
-            history_outputs_max: 16,
-            history_tokens_max: 65_536,
-            histories_tokens_max: 1 << 21,
             group_fetch_ms: 100,
             seal_tokens: 262_144,
             live_tokens_max: 1_048_576,

@@ -20,8 +20,6 @@ mod uploader;
 pub use config::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
 pub use metrics::{ReplicaMetrics, UploaderMetrics};
 pub use remote_lookup::{DraftQuery, RemoteDrafts, RemoteLookup};
-pub use replica::{
-    DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica, PromptHistory,
-};
+pub use replica::{DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica};
 pub use update::DocumentUpdateRef;
 pub use uploader::Uploader;

@@ -16,11 +16,6 @@ pub(crate) const GROUPS_TOKENS_MAX: &str = "groups_tokens_max";
 pub(crate) const DONE: &str = "done";
 pub(crate) const FAILED: &str = "failed";
 
-/// Further values of the label `outcome` of calls for histories.
-pub(crate) const FOUND: &str = "found";
-pub(crate) const NOTHING: &str = "nothing";
-pub(crate) const REFUSED: &str = "refused";
-
 /// Buckets of the lag of groups, from 10 milliseconds to 10 seconds.
 const LAG_BUCKETS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0];
 
@@ -82,13 +77,6 @@ refrain_service_kit::metric_families! {
         /// Requests that drafted without their group, and updates of outputs that were left out of it.
         pub(crate) group_rejections: IntCounterVec =
             "refrain_replica_group_rejections_total" ["limit"] with [GROUPS_MAX, GROUP_TOKENS_MAX, GROUPS_TOKENS_MAX],
-        /// Prompts with earlier outputs that requests draft from.
-        pub(crate) histories: IntGauge = "refrain_replica_histories",
-        /// Tokens of the earlier outputs to prompts.
-        pub(crate) history_tokens: IntGauge = "refrain_replica_history_tokens",
-        /// Calls for earlier outputs to a prompt. They are refused where all histories together have no room.
-        pub(crate) history_fetches: IntCounterVec =
-            "refrain_replica_history_fetches_total" ["outcome"] with [FOUND, NOTHING, REFUSED, FAILED],
         /// Groups whose logs are read, since requests of them run here.
         pub(crate) groups_followed: IntGauge = "refrain_replica_groups_followed",
         /// Calls for the logs of groups, each for several of one namespace.

@@ -3,8 +3,7 @@
 //! Requests that run here write their outputs to it as they grow. Everything else comes from the draft store:
 //! segments are taken over as they lie (`take_over.rs`), and what is in no segment, and all news, come by the feed
 //! (`follower.rs`). Another replica of the store may take its place (`moved.rs`). Samples of groups that run here
-//! also come by the logs of their groups (`group_logs.rs`), and earlier outputs to their prompts by a call
-//! (`histories.rs`).
+//! also come by the logs of their groups (`group_logs.rs`).
 //!
 //! The decode loop reads and appends under a lock that is held for microseconds, by any number of readers at once
 //! (`locked_index.rs`). Writers keep to that: updates of the feed are applied in small parts (`ingest.rs`), and
@@ -19,7 +18,6 @@ mod draft_replica;
 mod follower;
 mod group_logs;
 mod groups;
-mod histories;
 mod ingest;
 mod locked_index;
 mod maintenance;
@@ -31,5 +29,4 @@ mod take_over;
 pub use draft_index::DraftIndex;
 pub use draft_replica::DraftReplica;
 pub use groups::{GroupMembership, GroupReplica};
-pub use histories::PromptHistory;
 pub use namespace::NamespaceReplica;

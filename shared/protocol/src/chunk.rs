@@ -166,9 +166,8 @@ pub enum DraftScope {
     Request,
     /// Other samples of its group.
     Group,
-    /// Earlier outputs to the same prompt.
-    History,
-    /// The namespace of the tenant.
+    /// The namespace of the tenant. Earlier versions of workers have a scope of its outputs to the same prompt.
+    #[serde(alias = "history")]
     Tenant,
     /// No scope, in a plain decoding step. It is the last one: tables have a place for each scope up to it.
     None,
@@ -180,7 +179,6 @@ impl DraftScope {
         match self {
             DraftScope::Request => "request",
             DraftScope::Group => "group",
-            DraftScope::History => "history",
             DraftScope::Tenant => "tenant",
             DraftScope::None => "none",
         }
@@ -526,5 +524,12 @@ mod tests {
             assert_eq!(serde_json::json!(kind), kind.as_str());
             assert_eq!(serde_json::json!(DraftSource::from(kind)), kind.as_str());
         }
+    }
+
+    #[test]
+    fn a_scope_of_older_workers_is_read() {
+        let scope = |name: &str| serde_json::from_str::<DraftScope>(name).unwrap();
+        assert_eq!(scope("\"history\""), DraftScope::Tenant);
+        assert_eq!(scope("\"tenant\""), DraftScope::Tenant);
     }
 }

@@ -1,4 +1,4 @@
-//! Earlier outputs to the same prompt: their lengths are an estimate of the next one's, and their texts are drafts.
+//! Lengths of earlier outputs to the same prompt: an estimate of the next one's.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -33,20 +33,6 @@ pub struct OutputLengthsRequest {
     pub namespace: SignedNamespace,
     /// The prompt.
     pub prompt: PromptHash,
-}
-
-/// Asks for the newest outputs to a prompt. The answer is a [`crate::segment::DocumentsReply`], which covers as many
-/// as were found: first the complete ones, then those of aborted requests, and of either the newest first.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PromptOutputsRequest {
-    /// The namespace, signed by the gateway.
-    pub namespace: SignedNamespace,
-    /// The prompt.
-    pub prompt: PromptHash,
-    /// Most outputs of the answer.
-    pub max_outputs: u32,
-    /// Most tokens of the answer.
-    pub max_tokens: u32,
 }
 
 /// The lengths of the newest outputs to a prompt that ended by themselves or at their limit, in tokens. All are 0

@@ -7,7 +7,7 @@ use refrain_protocol::document::{
     UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
-use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptOutputsRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
@@ -71,15 +71,6 @@ pub trait DraftStore: Send + Sync {
     ) -> Result<OutputLengths, ApiError> {
         drop(request);
         Err(not_offered("lengths of outputs"))
-    }
-
-    /// Reads the newest outputs to a prompt, complete ones first.
-    async fn prompt_outputs(
-        &self,
-        request: PromptOutputsRequest,
-    ) -> Result<DocumentsReply, ApiError> {
-        drop(request);
-        Err(not_offered("outputs by prompt"))
     }
 
     /// Lists the sealed segments of a namespace, and its documents that are in no segment.
@@ -165,7 +156,7 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// prompt-outputs,segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,
+/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,
 /// tenants/change}` in bincode, and `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
@@ -219,13 +210,6 @@ impl DraftStore for HttpDraftStore {
         request: OutputLengthsRequest,
     ) -> Result<OutputLengths, ApiError> {
         self.call("output-lengths", &request).await
-    }
-
-    async fn prompt_outputs(
-        &self,
-        request: PromptOutputsRequest,
-    ) -> Result<DocumentsReply, ApiError> {
-        self.call("prompt-outputs", &request).await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

@@ -21,7 +21,7 @@ use refrain_protocol::document::{
     UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
-use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptOutputsRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
@@ -300,7 +300,6 @@ calls! {
     register_group: RegisterGroupRequest => ();
     fetch_groups: FetchGroupsRequest => FetchGroupsReply;
     output_lengths: OutputLengthsRequest => OutputLengths;
-    prompt_outputs: PromptOutputsRequest => DocumentsReply;
     segments: SegmentsRequest => SegmentsReply;
     segment_piece: SegmentPieceRequest => SegmentPiece;
     documents: DocumentsRequest => DocumentsReply;

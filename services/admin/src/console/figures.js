@@ -184,7 +184,6 @@ export class Mesh {
 // The sources of output tokens, in the order in which they are stacked and listed.
 export const SOURCES = [
   { id: "suffix-tenant", name: "Tenant's earlier outputs", labels: { source: "suffix", scope: "tenant" } },
-  { id: "suffix-history", name: "Earlier outputs to the prompt", labels: { source: "suffix", scope: "history" } },
   { id: "suffix-group", name: "Other samples of the group", labels: { source: "suffix", scope: "group" } },
   { id: "suffix-request", name: "The request's own text", labels: { source: "suffix", scope: "request" } },
   { id: "eagle3", name: "EAGLE-3 head", labels: { source: "eagle3" } },

@@ -77,12 +77,6 @@ impl Feed {
         Some((*sequence, *document, *start))
     }
 
-    /// The document whose text changed at a sequence.
-    pub(super) fn document_at(&self, sequence: u64) -> Option<DocumentId> {
-        let (document, start) = self.entries.get(&sequence)?;
-        start.map(|_| *document)
-    }
-
     /// Sequence of the last change, or 0 before the first.
     pub(super) fn last(&self) -> u64 {
         let last = self.entries.last_key_value();

@@ -345,29 +345,6 @@ impl Catalog {
         entry.map_or_else(OutputLengths::default, |entry| entry.lengths.newest(prompt))
     }
 
-    /// The newest outputs to a prompt, complete ones first: at most so many, of at most so many tokens.
-    pub(crate) fn prompt_outputs(
-        &self,
-        namespace: NamespaceId,
-        prompt: PromptHash,
-        outputs_max: usize,
-        tokens_max: u64,
-    ) -> Vec<DocumentId> {
-        let Some(entry) = self.namespaces.get(&namespace) else {
-            return Vec::new();
-        };
-        let mut tokens = 0;
-        let outputs = entry.lengths.outputs(prompt).take(outputs_max);
-        let fitting = outputs.take_while(|(_, len)| {
-            tokens += u64::from(*len);
-            tokens <= tokens_max
-        });
-        // The last feed entry of a document has the sequence of its state.
-        fitting
-            .filter_map(|(sequence, _)| entry.feed.document_at(sequence))
-            .collect()
-    }
-
     /// Tells followers that a document is gone, as the change numbered `sequence`.
     pub(crate) fn add_tombstone(&mut self, key: DocumentKey, sequence: u64) {
         self.introduce_nameless(key.namespace)

@@ -7,7 +7,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use refrain_protocol::document::FeedCursor;
-use refrain_protocol::history::PromptHash;
 use refrain_protocol::segment::{
     DocumentsReply, SegmentInfo, SegmentPiece, SegmentPieceRequest, SegmentsReply,
 };
@@ -71,21 +70,6 @@ pub(super) fn file(
             "no such segment; it may have been merged, so list the segments again",
         )
     })
-}
-
-/// The newest outputs to a prompt, complete ones first, as [`documents`].
-pub(crate) fn prompt_outputs(
-    shared: &SharedStore,
-    namespace: NamespaceId,
-    prompt: PromptHash,
-    outputs_max: usize,
-    tokens_max: u32,
-) -> Result<(DocumentsReply, HashSet<DocumentKey>), ApiError> {
-    let open = shared.read()?;
-    let catalog = &open.catalog;
-    let found = catalog.prompt_outputs(namespace, prompt, outputs_max, u64::from(tokens_max));
-    drop(open);
-    documents(shared, namespace, &found, tokens_max as usize)
 }
 
 /// Documents as they are now, and those that turned out to be damaged. The lock is taken for each of them.

@@ -49,7 +49,6 @@ const ROLES: &RouteRoles = &[
     ("/internal/v1/groups/register", &[MeshRole::Gateway]),
     ("/internal/v1/groups/fetch", DRAFTERS),
     ("/internal/v1/output-lengths", &[MeshRole::Gateway]),
-    ("/internal/v1/prompt-outputs", DRAFTERS),
     ("/internal/v1/segments", DRAFTERS),
     ("/internal/v1/segments/piece", DRAFTERS),
     ("/internal/v1/documents", DRAFTERS),
@@ -96,7 +95,6 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/groups/register", register_group))
             .service(post("/groups/fetch", fetch_groups))
             .service(post("/output-lengths", output_lengths))
-            .service(post("/prompt-outputs", prompt_outputs))
             .service(post("/segments", segments))
             .service(post("/segments/piece", segment_piece))
             .service(post("/documents", documents))
@@ -154,7 +152,7 @@ macro_rules! bincode_calls {
 }
 
 bincode_calls! {
-    append follow touch register_group fetch_groups output_lengths prompt_outputs segments segment_piece
+    append follow touch register_group fetch_groups output_lengths segments segment_piece
     documents unknown_documents lookup acceptance_stats tenants change_tenant record_usage usage_rows import export
     join_offer join_list join_piece join_documents
 }

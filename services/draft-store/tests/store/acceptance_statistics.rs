@@ -14,7 +14,7 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 use super::*;
 
 /// A chain of tokens that stands after a match of this length, each of which has this share.
-fn chain_in(scope: Scope, match_len: u32, share: f32, len: u32) -> Candidate {
+fn chain_of((source, scope): (Source, Scope), match_len: u32, share: f32, len: u32) -> Candidate {
     let nodes = (0..len).map(|at| DraftNode {
         token: at,
         parent: at.checked_sub(1),
@@ -23,16 +23,16 @@ fn chain_in(scope: Scope, match_len: u32, share: f32, len: u32) -> Candidate {
         match_len,
         witnesses: None,
         origin: Origin {
-            source: Source::Suffix,
+            source,
             scope,
             place: None,
         },
     });
-    Candidate::new(nodes.collect(), match_len, Source::Suffix, scope).unwrap()
+    Candidate::new(nodes.collect(), match_len, source, scope).unwrap()
 }
 
 fn chain(match_len: u32, share: f32, len: u32) -> Candidate {
-    chain_in(Scope::Tenant, match_len, share, len)
+    chain_of((Source::Suffix, Scope::Tenant), match_len, share, len)
 }
 
 /// The draft of which the tests ask how likely it is.
@@ -40,14 +40,17 @@ fn likely() -> Candidate {
     chain(13, 0.5, 1)
 }
 
-/// Observes chains of so many tokens in all scopes, with all shares and many lengths of matches, all accepted
+/// Observes chains of so many tokens of all kinds, with all shares and many lengths of matches, all accepted
 /// to their end. Those of a head are accepted as well.
 fn learn(statistics: &mut AcceptanceStatistics, len: u32) {
+    let found = Scope::ALL.map(|scope| (Source::Suffix, scope));
+    let predicted = (Source::Prediction, Scope::Request);
+    let kinds = found.into_iter().chain([predicted]);
     for match_len in (1..40).chain([64, 130, 131, 132, 260, 261, 262]) {
         statistics.observe_head(100 * match_len, len, len);
         for share in 0..10 {
-            for scope in Scope::ALL {
-                let chain = chain_in(scope, match_len, 0.05 + share as f32 / 10.0, len);
+            for kind in kinds.clone() {
+                let chain = chain_of(kind, match_len, 0.05 + share as f32 / 10.0, len);
                 let emitted: Vec<u32> = chain.tree.tokens().chain([1000]).collect();
                 for _ in 0..5 {
                     statistics.observe(&chain, &emitted);

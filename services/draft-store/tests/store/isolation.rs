@@ -5,7 +5,7 @@ use std::sync::Arc;
 use actix_web::http::Method;
 use refrain_protocol::document::FollowReply;
 use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
-use refrain_protocol::history::{OutputLengthsRequest, PromptHash, PromptOutputsRequest};
+use refrain_protocol::history::{OutputLengthsRequest, PromptHash};
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
@@ -127,17 +127,8 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
         (
             "/internal/v1/output-lengths",
             body(&OutputLengthsRequest {
-                namespace: namespace.clone(),
-                prompt: PromptHash(7),
-            }),
-        ),
-        (
-            "/internal/v1/prompt-outputs",
-            body(&PromptOutputsRequest {
                 namespace,
                 prompt: PromptHash(7),
-                max_outputs: 4,
-                max_tokens: 1_000,
             }),
         ),
     ]

@@ -179,7 +179,6 @@ fn name(source: Source, scope: Scope) -> &'static str {
         (Source::Eagle3, _) => "eagle3",
         (_, Scope::Request) => "request",
         (_, Scope::Group) => "group",
-        (_, Scope::History) => "history",
         (_, Scope::Tenant) => "global",
     }
 }

@@ -132,7 +132,6 @@ impl ActiveRequest {
         let sources = self.sources.as_ref()?;
         let drafts = sources.replica.read();
         let group = sources.group.as_ref().map(|member| member.group().read());
-        let history = sources.history.as_ref().map(|history| history.read());
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -140,7 +139,7 @@ impl ActiveRequest {
             cursor,
             context: &self.text,
         };
-        let mut lookups = Vec::with_capacity(5);
+        let mut lookups = Vec::with_capacity(4);
         // Comes first, so that ties are credited to the client's prediction.
         lookups.extend(sources.predicted.as_ref().map(|predicted| Lookup {
             source: Source::Prediction,
@@ -155,10 +154,6 @@ impl ActiveRequest {
         // A group of one holds only the request's own output.
         if let Some(group) = group.as_ref().filter(|group| group.index().documents() > 1) {
             lookups.push(lookup(Scope::Group, group.index(), self.cursor_in(group)));
-        }
-        if let Some(history) = history.as_ref().filter(|it| it.index().documents() > 0) {
-            let cursor = history.index().start(&self.text);
-            lookups.push(lookup(Scope::History, history.index(), cursor));
         }
         lookups.push(lookup(
             Scope::Tenant,

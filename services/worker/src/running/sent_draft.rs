@@ -122,7 +122,6 @@ fn labels(candidate: &Candidate) -> (DraftSource, DraftScope) {
     let scope = match candidate.scope {
         Scope::Request => DraftScope::Request,
         Scope::Group => DraftScope::Group,
-        Scope::History => DraftScope::History,
         Scope::Tenant => DraftScope::Tenant,
     };
     (DraftSource::Suffix, scope)

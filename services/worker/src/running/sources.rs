@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_draft_replica::{GroupMembership, NamespaceReplica, PromptHistory};
+use refrain_draft_replica::{GroupMembership, NamespaceReplica};
 use refrain_protocol::ApiError;
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
@@ -16,8 +16,6 @@ pub(crate) struct Sources {
     pub(crate) replica: Arc<NamespaceReplica>,
     /// The outputs of its group of samples, on this worker and on others, if it belongs to a group.
     pub(crate) group: Option<GroupMembership>,
-    /// Earlier outputs to its prompt, if some are known.
-    pub(super) history: Option<Arc<PromptHistory>>,
     /// The request's own tree: prompt and output.
     pub(super) own: Index,
     /// The output that the client predicts, if it predicts one.
@@ -33,7 +31,6 @@ impl Sources {
         request: &mut ChunkRequest,
         replica: Arc<NamespaceReplica>,
         group: Option<GroupMembership>,
-        history: Option<Arc<PromptHistory>>,
         index: IndexConfig,
     ) -> Result<Self, ApiError> {
         let read = |left_context: &[u32], tokens: &[u32]| {
@@ -53,7 +50,6 @@ impl Sources {
         Ok(Sources {
             replica,
             group,
-            history,
             own,
             predicted,
         })

@@ -12,7 +12,6 @@ use refrain_protocol::engine::EngineCapabilities;
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
-use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, TenantId};
 use refrain_rpc::{ChunkStream, Worker};
@@ -207,12 +206,7 @@ impl WorkerParts {
             pattern_tokens_max: self.shared.config.speculation.match_tokens_max,
             ..IndexConfig::default()
         };
-        // Where the gateway expects no length, nothing was said to the prompt before.
-        let history = request.expected_tokens.and_then(|_| {
-            let prompt = PromptHash::of(&request.tokens[..request.prompt_len as usize]);
-            replica.history(namespace, &request.namespace, prompt)
-        });
-        let sources = Sources::new(&mut request, drafts, group, history, index)?;
+        let sources = Sources::new(&mut request, drafts, group, index)?;
         Ok((request, Some(sources)))
     }
 

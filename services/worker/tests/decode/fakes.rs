@@ -10,9 +10,7 @@ use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest}
 use refrain_protocol::document::*;
 use refrain_protocol::engine::*;
 use refrain_protocol::engine_order::*;
-use refrain_protocol::history::PromptOutputsRequest;
 use refrain_protocol::scheduling::*;
-use refrain_protocol::segment::DocumentsReply;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
 use refrain_rpc::{DraftStore, Scheduler};
 use tokio::sync::Semaphore;
@@ -404,8 +402,6 @@ pub(crate) struct Stored {
 pub(crate) struct FakeStore {
     pub(crate) documents: Mutex<HashMap<DocumentId, Stored>>,
     pub(crate) touched: Mutex<Vec<DocumentId>>,
-    /// Calls for the outputs to a prompt.
-    pub(crate) history_calls: AtomicU64,
     /// Whether it refuses outputs, and how often it has.
     pub(crate) refuses_outputs: AtomicBool,
     pub(crate) refused_outputs: AtomicU64,
@@ -462,30 +458,6 @@ impl DraftStore for FakeStore {
             events: Vec::new(),
             cursor: request.after,
             caught_up: true,
-        })
-    }
-
-    async fn prompt_outputs(
-        &self,
-        request: PromptOutputsRequest,
-    ) -> Result<DocumentsReply, ApiError> {
-        self.history_calls.fetch_add(1, Ordering::SeqCst);
-        let documents = self.documents.lock().unwrap();
-        let outputs = documents.iter().filter(|(_, stored)| {
-            stored.finish.is_some() && stored.head.prompt_hash == Some(request.prompt)
-        });
-        let outputs = outputs.map(|(document, stored)| DocumentUpdate {
-            document: *document,
-            epoch: 1,
-            prev_len: 0,
-            tokens: stored.tokens.clone(),
-            head: stored.head.clone(),
-            finish: stored.finish,
-        });
-        let updates: Vec<_> = outputs.take(request.max_outputs as usize).collect();
-        Ok(DocumentsReply {
-            covered: updates.len() as u32,
-            updates,
         })
     }
 

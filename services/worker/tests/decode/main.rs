@@ -21,7 +21,6 @@ mod goodput;
 mod groups;
 mod guard;
 mod heartbeats;
-mod histories;
 mod introductions;
 mod orders;
 mod parking;

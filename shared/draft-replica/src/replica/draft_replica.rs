@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::tasks::restarted;
 use refrain_suffix_index::{IndexConfig, IndexSizes};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tracing::Instrument as _;
 
 use super::groups::GroupMembership;
-use super::histories::PromptHistory;
 use super::ingest::Ingest;
 use super::namespace::NamespaceReplica;
 use super::registry::{FollowedNamespace, Registry};
@@ -136,29 +133,6 @@ impl DraftReplica {
             .try_join(namespace, group, document)
     }
 
-    /// The earlier outputs to a prompt. The draft store is asked for them when the first of its requests comes, which
-    /// does not wait for the answer. `None` where no histories are kept.
-    pub fn history(
-        &self,
-        namespace: NamespaceId,
-        signed: &SignedNamespace,
-        prompt: PromptHash,
-    ) -> Option<Arc<PromptHistory>> {
-        let shared = &self.registry.shared;
-        if shared.config.history_outputs_max == 0 {
-            return None;
-        }
-        let (history, is_new) = shared.histories.of(namespace, prompt);
-        if is_new {
-            let (shared, signed) = (shared.clone(), signed.clone());
-            let history = Arc::downgrade(&history);
-            let fetch = async move { shared.histories.fetch(signed, prompt, history).await };
-            let span = tracing::info_span!("prompt_outputs");
-            self.runtime.spawn(fetch.instrument(span));
-        }
-        Some(history)
-    }
-
     /// Forgets the outputs of which the store says that they were erased when they are uploaded. Those that it had
     /// are in its feed, but not these.
     pub fn forget_erased_of(&self, uploader: &Uploader) {
@@ -172,7 +146,7 @@ impl DraftReplica {
                     namespace: followed,
                     shared: registry.shared.clone(),
                 };
-                ingest.remove_from_trees(documents);
+                ingest.remove(documents);
             }
         }));
     }
@@ -199,7 +173,6 @@ impl DraftReplica {
         }
         let metrics = &self.registry.shared.metrics;
         metrics.set_index_sizes(&sum);
-        self.registry.shared.histories.observe();
         let groups = self.registry.shared.groups.all();
         let sizes = groups.iter().map(|group| {
             let index = group.read();

@@ -37,19 +37,12 @@ impl Ingest {
         }
     }
 
-    /// Removes documents from the namespace, its groups and its histories.
+    /// Removes documents from the namespace and its groups.
     pub(super) fn remove(&self, documents: &[DocumentId]) {
         for documents in documents.chunks(REMOVED_AT_ONCE) {
-            self.remove_from_trees(documents);
-            self.shared.histories.remove(self.namespace.id, documents);
+            self.namespace.write().remove(documents);
+            self.shared.groups.remove(self.namespace.id, documents);
         }
-    }
-
-    /// Removes documents from the namespace and its groups. Histories come from the store, and a removal from them
-    /// has all that are on their way asked for again, so a document that the store never had is not looked for there.
-    pub(super) fn remove_from_trees(&self, documents: &[DocumentId]) {
-        self.namespace.write().remove(documents);
-        self.shared.groups.remove(self.namespace.id, documents);
     }
 
     /// As [`remove`](Self::remove), except for documents that a request here emits. A request that begins meanwhile
@@ -59,7 +52,6 @@ impl Ingest {
             let removed = self.namespace.write().remove_unless_pinned(documents);
             let id = self.namespace.id;
             self.shared.groups.remove_unless_pinned(id, &removed);
-            self.shared.histories.remove(id, &removed);
         }
     }
 
@@ -69,7 +61,6 @@ impl Ingest {
         self.namespace.is_mixed.store(false, Ordering::Relaxed);
         self.namespace.write().reset();
         self.shared.groups.reset(self.namespace.id);
-        self.shared.histories.reset(self.namespace.id);
     }
 
     /// Waits until sealing has caught up. A worker that starts receives documents faster than they are sealed, and

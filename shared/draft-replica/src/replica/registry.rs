@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 
 use super::capacity::Capacity;
 use super::groups::Groups;
-use super::histories::Histories;
 use super::namespace::NamespaceReplica;
 use crate::config::ReplicaConfig;
 use crate::metrics::{NAMESPACE, ReplicaMetrics};
@@ -24,7 +23,6 @@ pub(super) struct SharedState {
     pub(super) store: Arc<dyn DraftStore>,
     pub(super) metrics: ReplicaMetrics,
     pub(super) groups: Groups,
-    pub(super) histories: Histories,
     /// Tokens of all live parts, as the maintenance task counted them last.
     pub(super) live_tokens: AtomicU64,
     pub(super) capacity: Arc<Capacity>,
@@ -58,8 +56,7 @@ impl Registry {
         let namespaces_max = NonZeroUsize::new(config.namespaces_max);
         Registry {
             shared: Arc::new(SharedState {
-                groups: Groups::new(config.clone(), index.clone(), metrics.clone()),
-                histories: Histories::new(config.clone(), index, store.clone(), metrics.clone()),
+                groups: Groups::new(config.clone(), index, metrics.clone()),
                 config,
                 store,
                 metrics,

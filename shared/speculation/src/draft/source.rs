@@ -22,13 +22,11 @@ pub enum Scope {
     Request,
     /// The other samples of the request's group.
     Group,
-    /// Earlier outputs to the same prompt.
-    History,
     /// The whole namespace of the tenant.
     Tenant,
 }
 
 impl Scope {
     /// All of them, most local first.
-    pub const ALL: [Scope; 4] = [Scope::Request, Scope::Group, Scope::History, Scope::Tenant];
+    pub const ALL: [Scope; 3] = [Scope::Request, Scope::Group, Scope::Tenant];
 }

@@ -18,7 +18,7 @@ use super::{AcceptanceStatistics, Failures, RATIOS};
 
 const MAGIC: [u8; 2] = *b"Rc";
 /// Changes whenever a cell comes to mean something else.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 /// The bytes before the number of cells.
 const COUNT_AT: usize = 4;
 const HEADER_BYTES: usize = 14;

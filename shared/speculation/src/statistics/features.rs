@@ -61,7 +61,6 @@ pub(super) fn kind(source: Source, scope: Scope) -> Option<usize> {
             Scope::Request => 0,
             Scope::Group => 1,
             Scope::Tenant => 2,
-            Scope::History => 5,
         }),
         Source::Prediction => Some(3),
         Source::Eagle3 => Some(4),

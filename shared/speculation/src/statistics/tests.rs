@@ -92,7 +92,7 @@ fn estimates_converge_to_the_observed_rate_whatever_the_shares_say() {
         (Scope::Request, 2) => 0.2,
         (Scope::Request, _) => 0.95,
         (Scope::Tenant, 2) => 0.6,
-        (Scope::Tenant | Scope::Group | Scope::History, _) => 0.8,
+        (Scope::Tenant | Scope::Group, _) => 0.8,
     };
     let cases = [
         (Scope::Request, 2),

@@ -12,7 +12,7 @@ use refrain_protocol::document::{
 };
 use refrain_protocol::error::code;
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
-use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptOutputsRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
@@ -160,23 +160,6 @@ impl DraftStore for DraftStoreHandle {
             Ok(open.catalog.output_lengths(namespace, request.prompt))
         })
         .await
-    }
-
-    async fn prompt_outputs(
-        &self,
-        request: PromptOutputsRequest,
-    ) -> Result<DocumentsReply, ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.namespace_of(&request.namespace)?;
-        let most = self.inner.config.tuning.updates_max;
-        let outputs_max = most.min(request.max_outputs as usize);
-        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX);
-        let read = move |shared: &_| {
-            segments::prompt_outputs(shared, namespace, request.prompt, outputs_max, tokens_max)
-        };
-        let (reply, damaged) = self.read_blocking(read).await?;
-        self.report(damaged);
-        Ok(reply)
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

@@ -183,7 +183,7 @@ mod tests {
                     assert_eq!(found, wanted, "{rules:?} {texts:?} {:?}", &context[..=at]);
                     seen[kind][wanted.map_or(0, |draft| match draft.2 {
                         Scope::Request => 1,
-                        Scope::Group | Scope::History | Scope::Tenant => 2,
+                        Scope::Group | Scope::Tenant => 2,
                     })] += 1;
                 }
             }

@@ -215,7 +215,7 @@ fn step(
     let source = match draft.scope {
         Scope::Request => 0,
         Scope::Group => 1,
-        Scope::History | Scope::Tenant => 2,
+        Scope::Tenant => 2,
     };
     (source, counts)
 }
