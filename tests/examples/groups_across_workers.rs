@@ -9,7 +9,7 @@
 //! that follows the same store, token by token.
 //!
 //! A limit on the namespace's tokens stands for a namespace that is too large for a replica: what a worker has of it
-//! are the newest outputs, and what it asks the store for.
+//! are the newest outputs.
 //!
 //! Usage: `cargo run -p e2e --example groups_across_workers -- [groups] [tokens] [temperature] [namespace tokens]`
 

@@ -46,10 +46,9 @@ const SPREAD: &str = "
 /// Metrics of the score router only.
 const OF_SCORE: &[&str] = &["refrain_spec_threshold"];
 
-/// Metrics that have values only where two workers share groups and ask the store for drafts.
+/// Metrics that have values only where two workers share groups, and seal and merge.
 const OF_SPREAD: &[&str] = &[
     "refrain_replica_group_lag_seconds",
-    "refrain_draft_store_lookup_seconds",
     "refrain_replica_lock_seconds",
 ];
 
@@ -341,8 +340,6 @@ async fn queries_about_several_workers_return_data_with_them() -> anyhow::Result
     let tune = |_: Service, file: &mut MeshFile| {
         file.draft_store.tuning.tick_ms = 20;
         file.worker.replica.upkeep_ms = 5;
-        file.worker.remote_lookup.wait_us_max = 60_000_000;
-        file.worker.remote_lookup.step_share_max = 1.0;
         file.worker.running_max = 2;
     };
     let mesh = Box::pin(HttpMesh::start_here_tuned(2, SPREAD, tune)).await?;

@@ -3,17 +3,14 @@
 use anyhow::{bail, ensure};
 use e2e::{Chat, Event, EventStream, HttpMesh, Scrape, Service, wait_until};
 
-/// One sample runs on each worker. The namespace is evicted from the replicas soon, and is not asked for in the
-/// store, since its feed brings the same tokens, sometimes before the log of the group.
+/// One sample runs on each worker. The namespace is evicted from the replicas soon, since its feed brings the same
+/// tokens, sometimes before the log of the group.
 const ONE_EACH: &str = "
     [worker]
     running_max = 1
 
     [worker.replica]
     namespace_tokens_max = 100
-
-    [worker.remote_lookup]
-    wait_us_max = 0
 ";
 
 fn sample(group: &str) -> Chat {

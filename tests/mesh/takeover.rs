@@ -1,9 +1,7 @@
-//! A new worker takes over the sealed segments of the store and drafts as the worker before it. A worker without room
-//! for them gets drafts from the store.
+//! A new worker takes over the sealed segments of the store and drafts as the worker before it.
 
-use anyhow::{bail, ensure};
-use e2e::{Chat, HttpMesh, Service, UpMesh, wait_until};
-use refrain::config::MeshFile;
+use anyhow::ensure;
+use e2e::{Chat, HttpMesh, Service, wait_until};
 
 const TOKENS: u32 = 120;
 const CHATS: usize = 3;
@@ -97,72 +95,4 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
         warm.accepted_length
     );
     mesh.stop().await
-}
-
-/// Tunes a worker with room for one answer, which waits for look-ups as long as needed.
-fn small_replica(file: &mut MeshFile) {
-    file.draft_store.tuning.tick_ms = 20;
-    let replica = &mut file.worker.replica;
-    replica.namespace_tokens_max = 150;
-    replica.upkeep_ms = 5;
-    let remote_lookup = &mut file.worker.remote_lookup;
-    remote_lookup.wait_us_max = 60_000_000;
-    remote_lookup.step_share_max = 1.0;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_drafts_for_a_worker_without_room() -> anyhow::Result<()> {
-    let dir = tempfile::tempdir()?;
-    let mesh = UpMesh::start_tuned(dir.path(), SEALING, small_replica).await?;
-    let client = mesh.client();
-    let mut said = Vec::new();
-    for number in 0..4 {
-        said.push(client.chat(&chat(number)).await?.text);
-    }
-    // The store seals once enough has come together, so the last answer may wait for others.
-    for number in 4.. {
-        let scrape = wait_until("the store has all answers", async || {
-            let scrape = client.scrape().await.ok()?;
-            let stored = scrape.sum("refrain_draft_store_tokens", &[]);
-            (stored >= f64::from(TOKENS) * number as f64).then_some(scrape)
-        })
-        .await;
-        let figure = |name: &str| scrape.sum(name, &[]);
-        let sealed =
-            figure("refrain_draft_store_tokens") - figure("refrain_draft_store_unsealed_tokens");
-        if sealed >= f64::from(TOKENS) * 4.0 {
-            break;
-        }
-        ensure!(number < 40, "the store has sealed {sealed} tokens only");
-        client.chat(&chat(number)).await?;
-    }
-    // The store updates the index of its look-ups at most four times a second, so the first drafts may be from before
-    // the sealing.
-    let mut gains = Vec::new();
-    for number in (0..4).cycle().take(40) {
-        wait_until("the worker holds one answer", async || {
-            let scrape = client.scrape().await.ok()?;
-            let tokens = scrape.sum("refrain_replica_tokens", &[]);
-            (tokens < f64::from(TOKENS) * 2.0).then_some(())
-        })
-        .await;
-        let before = client.scrape().await?;
-        let again = client.chat(&chat(number)).await?;
-        let after = client.scrape().await?;
-        ensure!(
-            again.text == said[number],
-            "drafts of the store changed the answer"
-        );
-        let answered = |scrape: &e2e::Scrape| {
-            scrape.sum("refrain_replica_lookups_total", &[("outcome", "answered")])
-        };
-        let is_answered = answered(&after) > answered(&before);
-        let gained = after.accepted_from("tenant") - before.accepted_from("tenant");
-        if is_answered && gained > f64::from(TOKENS) / 2.0 {
-            mesh.stop().await;
-            return Ok(());
-        }
-        gains.push(gained);
-    }
-    bail!("the store's drafts never made up half of an answer: {gains:?}")
 }

@@ -178,14 +178,11 @@ async fn every_span_of_the_documentation_is_exported() -> anyhow::Result<()> {
         ),
         ("OTEL_BSP_SCHEDULE_DELAY", "100"),
     ];
-    // The store is only asked for drafts of namespaces that do not fit.
-    let small = "[worker.replica]\nnamespace_tokens_max = 150\n";
-    let mesh = HttpMesh::start_children(1, small, &variables).await?;
+    let mesh = HttpMesh::start_children(1, "", &variables).await?;
     let client = mesh.client();
     let mut number = 0;
     wait_until("all spans are exported", async || {
         number += 1;
-        // Steps of many requests take long enough for a look-up to be worth a wait.
         let many: Vec<Chat> = (0..BURST)
             .map(|at| Chat::random(number * BURST + at))
             .collect();

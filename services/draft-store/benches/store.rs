@@ -9,7 +9,6 @@
 //! * `append`: durable documents of 1,024 tokens (4 KiB), from eight callers with 64 documents per call.
 //! * `insert`: the time from an append to its arrival at another follower.
 //! * `take`: the time in which a worker takes over sealed segments, until they can be searched.
-//! * `lookup`: drafts for one context per call, a thousand calls a second, from segments of that many tokens.
 //! * `open`: a start on a directory of sealed documents.
 //! * `size`: what these tokens take on disk, in memory after a restart, and in processor time until they are sealed.
 
@@ -21,9 +20,8 @@ use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, start};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
 };
-use refrain_protocol::lookup::{LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::segment::{SegmentPieceRequest, SegmentsRequest};
-use refrain_protocol::{DocumentId, ErrorKind, Namespace, SignedNamespace, TokenId};
+use refrain_protocol::{DocumentId, Namespace, SignedNamespace, TokenId};
 use refrain_rpc::{DraftStore, HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
@@ -190,6 +188,7 @@ async fn insert() -> anyhow::Result<()> {
             let request = FollowRequest {
                 namespace: signed.clone(),
                 after,
+                own: Vec::new(),
                 max_tokens: 65_536,
                 wait_ms: 10_000,
             };
@@ -275,58 +274,6 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
     }
     println!("take: {segments} segments in {calls} calls");
     print_times("take: until they can be searched", took);
-    store.stop().await;
-    Ok(())
-}
-
-async fn lookup(tokens: u64) -> anyhow::Result<()> {
-    let dir = tempfile::tempdir()?;
-    let store = filled(dir.path(), tokens).await?;
-    let documents = tokens / DOCUMENT_TOKENS as u64;
-    let mut took = Vec::new();
-    let mut found = 0usize;
-    let mut every = tokio::time::interval(Duration::from_millis(1));
-    let mut calls = tokio::task::JoinSet::new();
-    for number in 0..10_000u64 {
-        every.tick().await;
-        let sent = text(number.wrapping_mul(7_919) % documents, DOCUMENT_TOKENS);
-        let from = (number as usize * 31) % (DOCUMENT_TOKENS - 200);
-        let request = LookupRequest {
-            namespace: store.signed.clone(),
-            rules: LookupRules {
-                alpha: 1.0,
-                offset: 0.0,
-                min_token_prob: 0.1,
-                min_match_tokens: 1,
-                max_pattern_tokens: 64,
-                tree: true,
-            },
-            contexts: vec![LookupContext {
-                tokens: sent[from..from + 64].to_vec(),
-                draft_tokens_max: 16,
-            }],
-        };
-        let client = store.client.clone();
-        calls.spawn(async move {
-            let started = Instant::now();
-            match client.lookup(request).await {
-                Ok(reply) => anyhow::Ok(Some((started.elapsed(), reply.drafts[0].is_some()))),
-                Err(error) if error.kind == ErrorKind::Overloaded => Ok(None),
-                Err(error) => Err(error.into()),
-            }
-        });
-    }
-    while let Some(done) = calls.join_next().await {
-        if let Some((elapsed, is_found)) = done?? {
-            took.push(elapsed);
-            found += usize::from(is_found);
-        }
-    }
-    println!(
-        "lookup: of 10000 {} were answered, {found} with a draft",
-        took.len()
-    );
-    print_times("lookup", took);
     store.stop().await;
     Ok(())
 }
@@ -455,9 +402,6 @@ fn main() -> anyhow::Result<()> {
         }
         if named("take") {
             take(tokens).await?;
-        }
-        if named("lookup") {
-            lookup(tokens).await?;
         }
         if named("open") {
             open(tokens).await?;

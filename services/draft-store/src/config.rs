@@ -60,8 +60,6 @@ pub struct DraftStoreConfig {
     pub usage_rows_max: u64,
     /// Calls of `follow` that wait at once: one per worker and namespace. Further ones get 429.
     pub waiters_max: usize,
-    /// Look-ups that run at once. Further ones get 429, since a worker does not wait for a draft.
-    pub lookups_max: usize,
     /// Memory that one export may hold, in bytes: its list of documents, and copies of documents that were in the log
     /// and have been removed or cut since. Beyond it the export ends with 409.
     pub export_held_bytes_max: u64,
@@ -111,7 +109,6 @@ impl Default for DraftStoreConfig {
             usage_retention_days: 400,
             usage_rows_max: 4_000_000,
             waiters_max: 8_192,
-            lookups_max: 16,
             export_held_bytes_max: 256 << 20,
             export_disk_bytes_max: 1 << 30,
             seal_after_s: 900,
@@ -168,7 +165,6 @@ impl Validate for DraftStoreConfig {
         let usage_days = u64::from(self.usage_retention_days);
         at_least("usage_retention_days", usage_days, 2);
         at_least("waiters_max", self.waiters_max as u64, 1);
-        at_least("lookups_max", self.lookups_max as u64, 1);
         at_least("seal_tokens", self.seal_tokens, 1);
         // A smaller log is never rewritten, so nothing would ever make it smaller.
         let rewrite_bytes_min = self.tuning.rewrite_bytes_min;
@@ -219,12 +215,12 @@ mod tests {
         assert_eq!(DraftStoreConfig::default().faults(), Vec::<String>::new());
         let config = DraftStoreConfig {
             tokens_max: 5,
-            lookups_max: 0,
+            waiters_max: 0,
             ..DraftStoreConfig::default()
         };
         let faults = config.faults().join("\n");
         assert!(
-            faults.contains("tokens_max: at least") && faults.contains("lookups_max: at least")
+            faults.contains("tokens_max: at least") && faults.contains("waiters_max: at least")
         );
     }
 

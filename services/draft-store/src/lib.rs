@@ -1,8 +1,7 @@
 //! The draft store: the durable memory of outputs, and the feed by which workers follow it.
 //!
 //! Workers append pieces of outputs while they decode. Every worker follows the namespaces it serves and builds its
-//! index from what the store sends. The store drafts by itself only for a worker that has no room for a namespace
-//! (`reading/lookup.rs`).
+//! index from what the store sends.
 //!
 //! # What a commit does
 //!

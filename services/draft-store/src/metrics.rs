@@ -11,11 +11,6 @@ const COMMIT_SECONDS_BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// Bucket bounds from 10 µs to 0.1 s.
-const LOOKUP_SECONDS_BUCKETS: &[f64] = &[
-    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 0.1,
-];
-
 /// How a background job ended.
 const JOB_OUTCOMES: [&str; 2] = ["done", "failed"];
 
@@ -63,16 +58,6 @@ refrain_service_kit::metric_families! {
         pub(crate) segments_lost: IntCounter = "refrain_draft_store_segments_lost_total",
         /// Bytes of segments sent to workers that took them over.
         pub(crate) sent_segment_bytes: IntCounter = "refrain_draft_store_sent_segment_bytes_total",
-        /// Seconds to draft for all contexts of one call.
-        pub(crate) lookup_seconds: Histogram =
-            "refrain_draft_store_lookup_seconds" in LOOKUP_SECONDS_BUCKETS,
-        /// Contexts for which workers asked for a draft, by result.
-        pub(crate) lookup_contexts: IntCounterVec =
-            "refrain_draft_store_lookup_contexts_total" ["result"] with ["found", "nothing"],
-        /// Look-ups in flight.
-        pub(crate) lookups_running: IntGauge = "refrain_draft_store_lookups_running",
-        /// Namespaces whose segments are held open for look-ups.
-        pub(crate) lookup_views: IntGauge = "refrain_draft_store_lookup_views",
         /// Seconds from the arrival of an append at the writer until it is durable.
         pub(crate) append_seconds: Histogram =
             "refrain_draft_store_append_seconds" in COMMIT_SECONDS_BUCKETS,

@@ -9,7 +9,6 @@
 //! * `feed.rs`: changes of a namespace or a group after a cursor
 //! * `groups.rs`: the logs of several groups
 //! * `segments.rs`: segments as files, and documents in no segment, for workers that take a namespace over
-//! * `lookup.rs`: drafts from sealed documents, for workers that do not hold a namespace
 //! * `selection.rs`: documents by state or head
 //! * `erasure.rs`: the documents that an erasure hits
 //! * `outbox.rs`: what is to be sent to other replicas
@@ -24,7 +23,6 @@ pub(crate) mod export;
 pub(crate) mod feed;
 pub(crate) mod groups;
 pub(crate) mod join;
-pub(crate) mod lookup;
 pub(crate) mod outbox;
 pub(crate) mod segments;
 pub(crate) mod selection;

@@ -6,7 +6,7 @@ mod speculation;
 
 use std::net::SocketAddr;
 
-use refrain_draft_replica::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
+use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 use refrain_service_kit::config::{Validate, is_http_url};
 use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
@@ -53,8 +53,6 @@ pub struct WorkerConfig {
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
     pub replica: ReplicaConfig,
-    /// The look-ups in the draft store for namespaces that are not all in that copy.
-    pub remote_lookup: RemoteLookupConfig,
     /// The upload of outputs to the draft store.
     pub uploader: UploaderConfig,
     /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times
@@ -96,7 +94,6 @@ impl Default for WorkerConfig {
             adoption: AdoptionConfig::default(),
             speculation: SpeculationConfig::default(),
             replica: ReplicaConfig::default(),
-            remote_lookup: RemoteLookupConfig::default(),
             uploader: UploaderConfig::default(),
             profile_ms_max: 200,
             event_queue: 256,

@@ -17,7 +17,6 @@ mod step;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_draft_replica::RemoteLookup;
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent};
 use refrain_protocol::engine::{CloseRequest, StepResponse};
 use refrain_protocol::{ApiError, ErrorKind};
@@ -38,7 +37,6 @@ pub(crate) struct DecodeLoop {
     pub(crate) shared: Arc<Shared>,
     pub(crate) engine: Arc<dyn VerifyingEngine>,
     pub(crate) routing: Routing,
-    pub(crate) remote_lookup: RemoteLookup,
     pub(crate) proposers: Proposers,
     /// The version of the weights of the last step.
     pub(crate) weight_version: u64,
@@ -76,9 +74,7 @@ impl DecodeLoop {
             };
             let began = Instant::now();
             let movers = self.movers(&gate, &batch, first);
-            let queries = self.remote_queries(&batch, &movers);
-            let remote = self.remote_lookup.look_up(queries).await;
-            let (request, propose_seconds) = self.compose(&mut batch, &movers, &remote);
+            let (request, propose_seconds) = self.compose(&mut batch, &movers);
             let compose_seconds = began.elapsed().as_secs_f64();
             if request.items.is_empty() {
                 self.catch_up(&mut batch);

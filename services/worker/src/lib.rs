@@ -39,7 +39,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use refrain_draft_replica::{DraftReplica, RemoteLookup, Uploader};
+use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::engine_order::PauseMode;
 use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
@@ -256,12 +256,6 @@ async fn decode_loop(
     Ok(DecodeLoop {
         shared: shared.clone(),
         engine,
-        remote_lookup: RemoteLookup::new(
-            store.clone(),
-            &config.remote_lookup,
-            &routing.settings.rules.remote(),
-            metrics.replica.clone(),
-        ),
         proposers: Proposers::new().context("starting the threads that propose drafts")?,
         routing,
         weight_version: 0,

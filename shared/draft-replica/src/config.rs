@@ -64,19 +64,6 @@ pub struct ReplicaConfig {
     pub take_over_again_ms: u64,
 }
 
-/// Limits of the look-ups in the draft store for namespaces that are not all in the replica.
-#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
-#[serde(default)]
-pub struct RemoteLookupConfig {
-    /// Longest that a step waits for drafts from the store's index, microseconds. 0: the store is never asked.
-    pub wait_us_max: u64,
-
-    /// Longest wait for the store's index as a share of a step. The wait delays every request of the batch, so it
-    /// stays a small share.
-    #[serde(skip)]
-    pub step_share_max: f64,
-}
-
 /// Limits of the upload to the draft store.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
@@ -118,15 +105,6 @@ impl Default for ReplicaConfig {
             follow_wait_ms: 10_000,
             follow_tokens: 65_536,
             take_over_again_ms: 60_000,
-        }
-    }
-}
-
-impl Default for RemoteLookupConfig {
-    fn default() -> Self {
-        RemoteLookupConfig {
-            wait_us_max: 2_000,
-            step_share_max: 0.03,
         }
     }
 }

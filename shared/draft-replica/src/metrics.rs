@@ -60,9 +60,6 @@ refrain_service_kit::metric_families! {
         /// Attempts to take over the draft store's segments of a namespace, by outcome.
         pub(crate) take_overs: IntCounterVec =
             "refrain_replica_take_overs_total" ["outcome"] with ["done", "nothing", "failed"],
-        /// Calls for drafts from the store's index, for namespaces that are not all here.
-        pub(crate) lookups: IntCounterVec =
-            "refrain_replica_lookups_total" ["outcome"] with ["asked", "answered", "late", "failed"],
         /// Bytes of segments that were taken over from the draft store.
         pub(crate) take_over_bytes: IntCounter = "refrain_replica_take_over_bytes_total",
         /// Groups of samples with a tree of their own.

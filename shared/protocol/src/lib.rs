@@ -6,10 +6,11 @@
 //! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Trainers order pauses and
 //! new weights ([`engine_order`]). Chunks and steps carry their tokens behind their JSON ([`token_body`]). Workers
 //! send outputs to the draft store as pieces of documents ([`document`]), and read the logs of groups there
-//! ([`group`]). They load sealed segments from it ([`segment`]), look up drafts in it ([`lookup`]) and share acceptance
-//! statistics through it ([`acceptance`]). Gateways ask it for the lengths of earlier outputs ([`history`]), and keep
-//! their tenants ([`tenants`]) and their usage ([`usage`]) in it. Operators use [`admin`], and replicas of the draft
-//! store [`join`]. Clients of the gateway use [`openai`].
+//! ([`group`]). They load sealed segments from it ([`segment`]), and share acceptance statistics through it
+//! ([`acceptance`]).
+//! Gateways ask it for the lengths of earlier outputs ([`history`]), and keep their tenants ([`tenants`]) and their
+//! usage ([`usage`]) in it. Operators use [`admin`], and replicas of the draft store [`join`]. Clients of the gateway
+//! use [`openai`].
 //!
 //! Read first: [`engine`], then [`chunk`].
 
@@ -26,7 +27,6 @@ pub mod group;
 pub mod history;
 mod ids;
 pub mod join;
-pub mod lookup;
 pub mod names;
 mod namespace;
 pub mod openai;

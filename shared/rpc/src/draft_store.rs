@@ -8,7 +8,6 @@ use refrain_protocol::document::{
 };
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
-use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -103,15 +102,6 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("comparisons of documents"))
     }
 
-    /// Searches the sealed segments for drafts, for all requests of a step.
-    ///
-    /// # Errors
-    /// `Overloaded` when as many look-ups are in flight as may be.
-    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
-        drop(request);
-        Err(not_offered("look-ups of drafts"))
-    }
-
     /// Asks for the acceptance statistics of a namespace, or replaces them durably. The last call that saves wins.
     ///
     /// # Errors
@@ -156,7 +146,7 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,
+/// segments,segments/piece,documents,documents/unknown,acceptance-stats,tenants,
 /// tenants/change}` in bincode, and `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
@@ -222,10 +212,6 @@ impl DraftStore for HttpDraftStore {
 
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
         self.call("segments/piece", &request).await
-    }
-
-    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
-        self.call("lookup", &request).await
     }
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {

@@ -22,7 +22,6 @@ use refrain_protocol::document::{
 };
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
-use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -304,7 +303,6 @@ calls! {
     segment_piece: SegmentPieceRequest => SegmentPiece;
     documents: DocumentsRequest => DocumentsReply;
     unknown_documents: UnknownDocumentsRequest => UnknownDocumentsReply;
-    lookup: LookupRequest => LookupReply;
     acceptance_stats: AcceptanceStatsRequest => AcceptanceStatsReply;
 }
 

@@ -35,9 +35,6 @@ use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
     JoinPiece, JoinPieceRequest, JoinSegment, JoinedDocument, JoinedErasure,
 };
-use refrain_protocol::lookup::{
-    FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
-};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
     SegmentsReply, SegmentsRequest,
@@ -475,43 +472,6 @@ fn formats() -> Vec<Format> {
             DocumentsReply {
                 updates: vec![update(None)],
                 covered: 1,
-            },
-        ),
-        format(
-            "lookup_request",
-            LookupRequest {
-                namespace: signed(),
-                rules: LookupRules {
-                    alpha: 1.5,
-                    offset: 2.0,
-                    min_token_prob: 0.25,
-                    min_match_tokens: 2,
-                    max_pattern_tokens: 64,
-                    tree: true,
-                },
-                contexts: vec![LookupContext {
-                    tokens: vec![1, 2, 3],
-                    draft_tokens_max: 8,
-                }],
-            },
-        ),
-        format(
-            "lookup_reply",
-            LookupReply {
-                drafts: vec![
-                    None,
-                    Some(FoundDraft {
-                        score: 2.5,
-                        match_len: 7,
-                        nodes: vec![FoundNode {
-                            token: 9,
-                            parent: None,
-                            probability: 0.5,
-                            count: 3,
-                            place: Some((DocumentId(7), 4)),
-                        }],
-                    }),
-                ],
             },
         ),
         format(

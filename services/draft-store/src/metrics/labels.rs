@@ -16,8 +16,6 @@ refrain_service_kit::label_values! {
         Erasures = "erasures_max",
         Disk = "disk_reserve_bytes",
         LogBytes = "log_bytes_max",
-        Lookups = "lookups_max",
-        LookupContexts = "lookup_contexts_max",
         Exports = "exports_max",
         ExportHeld = "export_held_bytes_max",
         ExportDisk = "export_disk_bytes_max",

@@ -71,7 +71,7 @@ pub(crate) struct SegmentFile {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Option<Namespace>,
     path: PathBuf,
-    segment: Arc<Segment>,
+    segment: Segment,
     map: Arc<Mmap>,
     layout: FileLayout,
     records: DocumentRecords,
@@ -109,7 +109,6 @@ impl SegmentFile {
             len: layout.index,
         };
         let segment = Segment::open(bytes).map_err(|error| corrupt(&error.to_string()))?;
-        let segment = Arc::new(segment);
         let names = &map[layout.names_at()..][..layout.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
@@ -200,11 +199,6 @@ impl SegmentFile {
     /// Length of the index in bytes.
     pub(super) fn index_bytes(&self) -> usize {
         self.layout.index
-    }
-
-    /// The index itself.
-    pub(crate) fn index(&self) -> &Arc<Segment> {
-        &self.segment
     }
 
     /// The ids of all documents, in order of their numbers.

@@ -25,7 +25,6 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::config::DraftStoreConfig;
 use crate::directory::Loss;
 use crate::metrics::StoreMetrics;
-use crate::reading::lookup::LookupViews;
 use crate::replication::status::{FeedState, FeedStatus};
 use crate::service::usage_gateways::UsageGateways;
 use crate::shared_store::SharedStore;
@@ -46,7 +45,6 @@ pub struct DraftStoreHandle {
 struct Inner {
     writer: WriterHandle,
     shared: Arc<SharedStore>,
-    lookup_views: Arc<LookupViews>,
     config: DraftStoreConfig,
     metrics: StoreMetrics,
     mesh: MeshAuth,
@@ -54,8 +52,6 @@ struct Inner {
     feed: Option<Arc<FeedStatus>>,
     drain: Drain,
     reads: Arc<Semaphore>,
-    /// Look-ups that may still start.
-    lookup_permits: Arc<Semaphore>,
     /// Calls of `follow` that may still wait.
     wait_permits: Arc<Semaphore>,
     /// The gateways that send usage.
@@ -87,7 +83,6 @@ impl DraftStoreHandle {
     pub(crate) fn new(
         writer: WriterHandle,
         shared: Arc<SharedStore>,
-        lookup_views: Arc<LookupViews>,
         config: DraftStoreConfig,
         metrics: StoreMetrics,
         mesh: MeshAuth,
@@ -97,11 +92,9 @@ impl DraftStoreHandle {
         DraftStoreHandle {
             inner: Arc::new(Inner {
                 reads: permits(READS_MAX),
-                lookup_permits: permits(config.lookups_max),
                 wait_permits: permits(config.waiters_max),
                 writer,
                 shared,
-                lookup_views,
                 config,
                 metrics,
                 mesh,

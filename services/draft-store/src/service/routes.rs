@@ -53,7 +53,6 @@ const ROLES: &RouteRoles = &[
     ("/internal/v1/segments/piece", DRAFTERS),
     ("/internal/v1/documents", DRAFTERS),
     ("/internal/v1/documents/unknown", DRAFTERS),
-    ("/internal/v1/lookup", DRAFTERS),
     ("/internal/v1/acceptance-stats", DRAFTERS),
     ("/internal/v1/tenants", GATEWAYS),
     ("/internal/v1/tenants/change", GATEWAYS),
@@ -99,7 +98,6 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/segments/piece", segment_piece))
             .service(post("/documents", documents))
             .service(post("/documents/unknown", unknown_documents))
-            .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
             .service(post("/tenants", tenants))
             .service(post("/tenants/change", change_tenant))
@@ -153,7 +151,7 @@ macro_rules! bincode_calls {
 
 bincode_calls! {
     append follow touch register_group fetch_groups output_lengths segments segment_piece
-    documents unknown_documents lookup acceptance_stats tenants change_tenant record_usage usage_rows import export
+    documents unknown_documents acceptance_stats tenants change_tenant record_usage usage_rows import export
     join_offer join_list join_piece join_documents
 }
 

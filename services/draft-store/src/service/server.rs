@@ -16,7 +16,6 @@ use tokio::task::JoinHandle;
 
 use crate::config::DraftStoreConfig;
 use crate::metrics::StoreMetrics;
-use crate::reading::lookup::LookupViews;
 use crate::replication::run;
 use crate::replication::session::Session;
 use crate::replication::status::FeedStatus;
@@ -71,12 +70,11 @@ pub async fn start(
     info.with_label_values(&[feed, &*shard.to_string()]).set(1);
     let shared = Arc::new(SharedStore::default());
     shared.clocks.get_or_init(|| mesh.clocks().clone());
-    let lookup_views = Arc::new(LookupViews::default());
     let (of_writer, shown) = (config.clone(), shared.clone());
-    let (counted, views) = (store_metrics.clone(), lookup_views.clone());
+    let counted = store_metrics.clone();
     let begin = move || {
         let data_dir = of_writer.data_dir.clone();
-        let writer = WriterActor::open(of_writer, shown, views, counted)
+        let writer = WriterActor::open(of_writer, shown, counted)
             .with_context(|| format!("draft store in {}", data_dir.display()))?;
         Ok(WriterHandle::start(writer))
     };
@@ -88,7 +86,6 @@ pub async fn start(
     let handle = DraftStoreHandle::new(
         writer.clone(),
         shared.clone(),
-        lookup_views,
         config.clone(),
         store_metrics.clone(),
         mesh.clone(),

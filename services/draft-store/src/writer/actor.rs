@@ -34,7 +34,6 @@ use crate::directory::{self, DirectoryLock, Loss, Manifest, OpenedDirectory};
 use crate::log::memory::MemoryLog;
 use crate::log::{LogError, RecordLog};
 use crate::metrics::StoreMetrics;
-use crate::reading::lookup::LookupViews;
 use crate::record::SegmentId;
 use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
@@ -78,7 +77,6 @@ impl WrittenManifest {
 
 pub(crate) struct WriterActor {
     shared: Arc<SharedStore>,
-    lookup_views: Arc<LookupViews>,
     config: DraftStoreConfig,
     metrics: StoreMetrics,
     /// `None` while the store is closed.
@@ -120,7 +118,6 @@ impl WriterActor {
     pub(crate) fn open(
         config: DraftStoreConfig,
         shared: Arc<SharedStore>,
-        lookup_views: Arc<LookupViews>,
         metrics: StoreMetrics,
     ) -> Result<Self, LogError> {
         let hold = DirectoryLock::acquire(&config.data_dir)?;
@@ -128,7 +125,6 @@ impl WriterActor {
             rewriter: Rewriter::new(config.tuning.rewrite_bytes_min),
             sealer: Sealer::new(&config),
             shared,
-            lookup_views,
             config,
             metrics,
             core: None,
@@ -316,7 +312,6 @@ impl WriterActor {
             return;
         }
         // Look-up views keep files open. Without this their space would not come back.
-        self.drop_views();
         if let Err(error) = segments::delete(&self.config.data_dir, emptied) {
             tracing::warn!(%error, "draft store segment not deleted");
         }
@@ -338,7 +333,6 @@ impl WriterActor {
         }
         self.tend_outbox();
         let more = self.run(WriterCore::tick).is_ok_and(|outcome| outcome.more);
-        self.drop_views();
         self.observe_disk();
         self.refresh_manifest();
         self.begin_next(ctx);
@@ -409,9 +403,5 @@ impl WriterActor {
 
     fn observe_disk(&self) {
         gauges::observe_disk(&self.metrics, &self.shared, &self.config);
-    }
-
-    fn drop_views(&self) {
-        gauges::drop_views(&self.metrics, &self.shared, &self.lookup_views);
     }
 }

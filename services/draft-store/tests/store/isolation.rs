@@ -17,7 +17,6 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::telemetry::install_crypto_provider;
 use serde::Serialize;
 
-use super::takeover::lookup;
 use super::*;
 
 /// The answer of a route: status and body, without headers that could reveal content.
@@ -84,10 +83,6 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
                 offset: 0,
                 max_words: 100,
             }),
-        ),
-        (
-            "/internal/v1/lookup",
-            body(&lookup(namespace.clone(), vec![4_242; 9])),
         ),
         (
             "/internal/v1/documents",

@@ -202,7 +202,6 @@ async fn limits_may_be_as_large_as_a_number_can_be() {
     let dir = tempfile::tempdir().unwrap();
     let unlimited = DraftStoreConfig {
         waiters_max: usize::MAX,
-        lookups_max: usize::MAX,
         ..config(dir.path())
     };
     let store = Store::start(unlimited).await;

@@ -2,7 +2,6 @@
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
-use refrain_protocol::lookup::{LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsRequest,
 };
@@ -175,76 +174,6 @@ async fn removed_documents_are_masked_and_a_removed_segment_is_reported() {
     store.stop().await;
 }
 
-/// A request for a draft of at most ten tokens.
-pub(super) fn lookup(namespace: SignedNamespace, tokens: Vec<TokenId>) -> LookupRequest {
-    LookupRequest {
-        namespace,
-        rules: LookupRules {
-            alpha: 2.0,
-            offset: 0.0,
-            min_token_prob: 0.1,
-            min_match_tokens: 1,
-            max_pattern_tokens: 64,
-            tree: true,
-        },
-        contexts: vec![LookupContext {
-            tokens,
-            draft_tokens_max: 10,
-        }],
-    }
-}
-
-impl Store {
-    /// The draft of the store, and the document that it comes from.
-    async fn drafted(&self, tenant: &str, tokens: &[TokenId]) -> Option<(Vec<TokenId>, u128)> {
-        let request = lookup(self.sign(tenant), tokens.to_vec());
-        let reply = self.handle().lookup(request).await.unwrap();
-        let found = reply.drafts.into_iter().next()??;
-        assert!(found.score > 1.0 && found.match_len > 0);
-        let place = found.nodes[0].place.unwrap();
-        Some((
-            found.nodes.iter().map(|node| node.token).collect(),
-            place.0.0,
-        ))
-    }
-}
-
-#[tokio::test]
-async fn the_store_drafts_from_sealed_documents_of_the_namespace_that_still_exist() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::start(sealing(dir.path())).await;
-    for document in 0..30u128 {
-        let mut sent = whole(document);
-        sent.head.session = Some(format!("s{}", document % 2));
-        store.append("a", vec![sent]).await.unwrap();
-    }
-    store.append("b", vec![whole(100)]).await.unwrap();
-    store.handle().compact().await.unwrap();
-    for document in [7u128, 8, 21] {
-        let text = noise(document, 300);
-        let drafted = store.drafted("a", &text[80..100]).await;
-        assert_eq!(drafted, Some((text[100..110].to_vec(), document)));
-        assert_eq!(store.drafted("b", &text[80..100]).await, None);
-    }
-    // Erased documents are not drafted from once the erasure is answered, however new the view is.
-    let session = EraseRequest {
-        tenant: Some("a".into()),
-        session: Some("s1".into()),
-        ..EraseRequest::default()
-    };
-    store.handle().erase(session).await.unwrap();
-    for document in [7u128, 8, 21] {
-        let text = noise(document, 300);
-        let drafted = store.drafted("a", &text[80..100]).await;
-        assert_eq!(drafted.is_some(), document == 8, "{document}");
-    }
-    let mut many = lookup(store.sign("a"), vec![1]);
-    many.contexts = vec![many.contexts[0].clone(); 257];
-    let refused = store.handle().lookup(many).await.unwrap_err();
-    assert_eq!(refused.kind, ErrorKind::TooLarge);
-    store.stop().await;
-}
-
 /// Deleted files of the store whose blocks the disk still holds for this process.
 #[cfg(target_os = "linux")]
 pub(super) fn deleted_files_held(dir: &Path) -> Vec<String> {
@@ -253,45 +182,4 @@ pub(super) fn deleted_files_held(dir: &Path) -> Vec<String> {
     let held = maps.lines().filter(|line| line.contains(dir));
     let deleted = held.filter(|line| line.ends_with("(deleted)"));
     deleted.map(str::to_owned).collect()
-}
-
-#[cfg(target_os = "linux")]
-#[tokio::test]
-async fn look_ups_keep_no_deleted_segment_on_the_disk() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::start(sealing(dir.path())).await;
-    let documents: Vec<DocumentUpdate> = (0..10).map(whole).collect();
-    store.append("a", documents).await.unwrap();
-    store.handle().compact().await.unwrap();
-    let text = noise(7, 310);
-    let expected = Some((text[100..110].to_vec(), 7));
-    assert_eq!(store.drafted("a", &text[80..100]).await, expected);
-    // The document continues, so it leaves its segment, which is rewritten without it.
-    store
-        .append("a", vec![update(3, 300, &[1, 2, 3])])
-        .await
-        .unwrap();
-    store.handle().compact().await.unwrap();
-    // The file is gone by then, sooner than a view is dropped for lack of use.
-    assert_eq!(deleted_files_held(dir.path()), [""; 0]);
-    assert_eq!(store.metric("refrain_draft_store_lookup_views"), 0.0);
-    assert_eq!(store.drafted("a", &text[80..100]).await, expected);
-    store.stop().await;
-}
-
-#[tokio::test]
-async fn look_ups_find_documents_sealed_later() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::start(sealing(dir.path())).await;
-    let old = noise(0, 300);
-    for document in [0, 20] {
-        let documents = (document..document + 20).map(whole).collect();
-        store.append("a", documents).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        store.handle().compact().await.unwrap();
-        let text = noise(document, 300);
-        eventually(async || store.drafted("a", &text[80..100]).await.is_some()).await;
-    }
-    assert!(store.drafted("a", &old[80..100]).await.is_some());
-    store.stop().await;
 }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use refrain_draft_replica::{DraftQuery, RemoteDrafts};
 use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::StepRequest;
@@ -67,31 +66,13 @@ impl DecodeLoop {
         }
     }
 
-    /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica
-    /// here.
-    pub(super) fn remote_queries(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
-        let context_tokens = self.remote_lookup.context_tokens();
-        let no_auto = movers.withholds || self.routing.router.is_off(movers.decoding);
-        let decoding = movers.parts.iter().filter(|part| part.decodes);
-        decoding
-            .map(|part| &batch[part.place])
-            .filter(|chunk| {
-                let running = &chunk.running;
-                let is_held_back = no_auto && running.request.speculation == Speculation::Auto;
-                !is_held_back && running.draft_max(movers.room) > 0
-            })
-            .filter_map(|chunk| chunk.running.remote_query(context_tokens, &chunk.span))
-            .collect()
-    }
-
     /// Composes the step of all movers. Returns it with the seconds of the search for each draft.
     pub(super) fn compose(
         &mut self,
         batch: &mut [ActiveChunk],
         movers: &Movers,
-        remote: &RemoteDrafts,
     ) -> (StepRequest, Vec<f64>) {
-        let (prospects, propose_seconds) = self.prospects(batch, movers, remote);
+        let (prospects, propose_seconds) = self.prospects(batch, movers);
         let parts = &movers.parts;
         let kv_tokens = |part: &Part| {
             let running = &batch[part.place].running;
@@ -120,7 +101,6 @@ impl DecodeLoop {
         &self,
         batch: &[ActiveChunk],
         movers: &Movers,
-        remote: &RemoteDrafts,
     ) -> (Vec<(usize, Prospect<NamespaceId>)>, Vec<f64>) {
         let router = &self.routing.router;
         let price = router.draft_price(movers.decoding);
@@ -144,9 +124,6 @@ impl DecodeLoop {
                 running.prospect(movers.room, &params, statistics, movers.withholds, started);
             // The router prices the drafts that it divides.
             prospect.price = params.price.filter(|_| !is_divided);
-            if let Some(candidate) = remote.get(&running.document()) {
-                prospect.consider(candidate);
-            }
             running.bind_to_form(&mut prospect);
             prospect.path_probabilities = self.routing.router.estimate(&prospect);
             ((*place, prospect), started.elapsed().as_secs_f64())

@@ -33,7 +33,6 @@ impl DecodeLoop {
             .zip(&response.results)
             .zip(read)
             .map(|(((part, running), result), read)| step_item(part, result, read, running));
-        self.remote_lookup.record_step(response.step_s);
         self.routing.observe(Step {
             items: items.collect(),
             seconds: response.step_s,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use refrain_draft_replica::{DraftIndex, DraftQuery};
+use refrain_draft_replica::DraftIndex;
 use refrain_protocol::{NamespaceId, chunk};
 use refrain_speculation::draft::{
     Candidate, Lookup, ProposeParams, ProposeRules, Scope, Source, propose_valued,
@@ -10,30 +10,11 @@ use refrain_speculation::draft::{
 use refrain_speculation::router::{Asked, HeadState, Pace, Priority, Prospect};
 use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::Cursor;
-use tracing::Span;
 
 use super::{ActiveRequest, OWN};
 use crate::routing::{asked, drafts_from_indexes};
 
 impl ActiveRequest {
-    /// The query for a remote look-up, while the request decodes and its namespace has no complete replica here.
-    pub(crate) fn remote_query(&self, context_tokens: usize, span: &Span) -> Option<DraftQuery> {
-        let replica = &self.sources.as_ref()?.replica;
-        if !drafts_from_indexes(self.request.speculation)
-            || !self.is_decoding()
-            || !replica.is_partial()
-        {
-            return None;
-        }
-        let from = self.text.len().saturating_sub(context_tokens);
-        Some(DraftQuery {
-            replica: replica.clone(),
-            document: self.document(),
-            context: self.text[from..].to_vec(),
-            span: span.clone(),
-        })
-    }
-
     /// Most draft tokens that the request can use in a step with room for `room`.
     pub(crate) fn draft_max(&self, room: u32) -> u32 {
         room.min(self.limits.max_draft_tokens)

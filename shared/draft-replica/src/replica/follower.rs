@@ -69,7 +69,6 @@ impl Ingest {
                         is_taken_over = false;
                         namespace.is_behind.store(false, Ordering::Relaxed);
                         if self.would_fit(&mut retry).await {
-                            // Meanwhile the store looks drafts up, as it did for what was left out.
                             cursor = self.take_over_again(cursor).await;
                             retry.record_take_over(now());
                             is_taken_over = cursor != FeedCursor::default();

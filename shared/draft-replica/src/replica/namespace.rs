@@ -27,8 +27,6 @@ pub struct NamespaceReplica {
     pub(super) is_mixed: AtomicBool,
     /// A part was left out or evicted for want of capacity.
     pub(super) lacks_capacity: AtomicBool,
-    /// A look-up in the store is in flight.
-    pub(crate) is_looking_up: AtomicBool,
 }
 
 impl NamespaceReplica {
@@ -41,7 +39,6 @@ impl NamespaceReplica {
             is_behind: AtomicBool::new(true),
             is_mixed: AtomicBool::new(false),
             lacks_capacity: AtomicBool::new(false),
-            is_looking_up: AtomicBool::new(false),
         }
     }
 

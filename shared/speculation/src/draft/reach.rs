@@ -49,9 +49,6 @@ const PRICE_MAX: f64 = 0.9;
 /// measures on the modelled H100 with an 8B model is within a fifth of this rule from 16 to 128 requests.
 const REQUESTS_AT_HALF_PRICE: f64 = 256.0;
 
-/// The longest reach that SuffixDecoding recommends, and the least likely token that arctic-inference drafts.
-const ALPHA_REMOTE: f64 = 4.0;
-const TOKEN_PROB_REMOTE: f64 = 0.1;
 
 /// Longest match that may be configured, tokens. Each look-up in sealed text costs up to as many steps.
 const MATCH_TOKENS_MOST: u32 = 1024;
@@ -82,7 +79,7 @@ impl ProposeRules {
         let price = price.unwrap_or(PRICE_UNKNOWN);
         ProposeParams {
             price: Some(price.min(PRICE_MAX) as f32),
-            ..self.or(ALPHA_MAX, 0.0)
+            ..self.or(ALPHA_MAX)
         }
     }
 
@@ -108,7 +105,7 @@ impl ProposeRules {
         let is_fixed = self.alpha != Setting::Auto && self.min_token_prob != Setting::Auto;
         ProposeParams {
             price: (!is_fixed).then_some(price as f32),
-            ..self.or(alpha, 0.0)
+            ..self.or(alpha)
         }
     }
 
@@ -122,15 +119,11 @@ impl ProposeRules {
         }
     }
 
-    /// The parameters of look-ups in a store, which do not know the step that their drafts are for.
-    pub fn remote(&self) -> ProposeParams {
-        self.or(ALPHA_REMOTE, TOKEN_PROB_REMOTE)
-    }
-
-    fn or(&self, alpha: f64, token_prob: f64) -> ProposeParams {
+    /// The settings, with this alpha where none is set.
+    fn or(&self, alpha: f64) -> ProposeParams {
         ProposeParams {
             alpha: self.alpha.or(alpha),
-            min_token_prob: self.min_token_prob.or(token_prob),
+            min_token_prob: self.min_token_prob.or(0.0),
             price: None,
             ..self.params.clone()
         }
@@ -194,7 +187,6 @@ mod tests {
             assert_eq!((at(least).price, at(least).alpha), (Some(0.002), 32.0));
         }
         assert_eq!(rules.padded(), at(0.0));
-        assert_eq!(reach(rules.remote()), (4.0, 0.1));
     }
 
     #[test]
@@ -231,7 +223,6 @@ mod tests {
             rules.whole(1, None),
             rules.whole(512, Some(0.1)),
             rules.padded(),
-            rules.remote(),
         ];
         for params in all {
             assert_eq!(reach(params), (2.0, 0.25));

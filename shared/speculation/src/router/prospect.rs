@@ -38,21 +38,6 @@ pub struct Prospect<N> {
 }
 
 impl<N> Prospect<N> {
-    /// Takes a suffix draft from another source if it is better, and if drafts of suffix indexes are looked for.
-    pub fn consider(&mut self, other: &Candidate) {
-        let looks = matches!(self.asked, Asked::Auto | Asked::Suffix) && !self.withheld;
-        if self.draft_max == 0 || !looks {
-            return;
-        }
-        let mut other = other.clone();
-        other.tree.truncate(self.draft_max as usize);
-        other.score = other.tree.score();
-        let is_better = |candidate: &Candidate| other.score > candidate.score;
-        if self.candidate.as_ref().is_none_or(is_better) {
-            self.candidate = Some(other);
-        }
-    }
-
     /// The part of the candidate that is verified if the router does not divide the step, with its SCORE. `None` if
     /// no part pays.
     pub fn whole(&self) -> Option<Cow<'_, Candidate>> {

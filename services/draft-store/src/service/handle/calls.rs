@@ -13,7 +13,6 @@ use refrain_protocol::document::{
 use refrain_protocol::error::code;
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
-use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -40,9 +39,6 @@ const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
 
 /// Longest that a group lives without being registered again, whatever the caller asks for: one day.
 const GROUP_TTL_MS_MAX: u64 = 24 * 3_600 * 1_000;
-
-/// Most contexts of one look-up. Workers ask for 256 at most.
-const LOOKUP_CONTEXTS_MAX: usize = 256;
 
 /// Most words of a segment, of four bytes each, in one answer. Each answer in progress holds this much memory.
 const SEGMENT_WORDS_MAX: u32 = 1 << 20;
@@ -223,43 +219,6 @@ impl DraftStore for DraftStoreHandle {
     }
 
     /// A few look-ups run at once, and none waits for another.
-    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
-        let _running = self.enter()?;
-        let inner = &*self.inner;
-        let namespace = self.namespace_of(&request.namespace)?;
-        self.check_count(
-            request.contexts.len(),
-            LOOKUP_CONTEXTS_MAX,
-            "contexts",
-            Limit::LookupContexts,
-        )?;
-        let running = CountedCall::begin(&inner.lookup_permits, &inner.metrics.lookups_running);
-        let Some(running) = running else {
-            return Err(self.overloaded(Limit::Lookups, "too many look-ups run at once"));
-        };
-        let (shared, views) = (inner.shared.clone(), inner.lookup_views.clone());
-        let seconds = inner.metrics.lookup_seconds.clone();
-        let run = tokio::task::spawn_blocking(move || {
-            // It is counted until it ends, also if its caller is gone.
-            let _running = running;
-            let started = Instant::now();
-            let reply = views.look_up(&shared, namespace, &request);
-            seconds.observe(started.elapsed().as_secs_f64());
-            reply
-        });
-        let (reply, is_due) = run.await.map_err(ApiError::internal)??;
-        if is_due {
-            let (shared, views) = (inner.shared.clone(), inner.lookup_views.clone());
-            tokio::task::spawn_blocking(move || views.refresh(&shared, namespace));
-        }
-        for draft in &reply.drafts {
-            let result = if draft.is_some() { "found" } else { "nothing" };
-            let contexts = &inner.metrics.lookup_contexts;
-            contexts.with_label_values(&[result]).inc();
-        }
-        Ok(reply)
-    }
-
     async fn acceptance_stats(
         &self,
         request: AcceptanceStatsRequest,

@@ -204,7 +204,6 @@ impl DraftStoreHandle {
         if self.ask(|writer| writer.has_remains()).await? {
             self.rewrite().await?;
         }
-        self.inner.lookup_views.forget();
         Ok(cleared)
     }
 }

@@ -1,7 +1,6 @@
 //! The writer's gauges and statistics.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::clock;
@@ -10,7 +9,6 @@ use crate::catalog::ExportLimits;
 use crate::config::DraftStoreConfig;
 use crate::directory::{DiskSpace, count_quarantines, disk_bytes};
 use crate::metrics::StoreMetrics;
-use crate::reading::lookup::LookupViews;
 use crate::shared_store::SharedStore;
 
 /// Updates the gauges that are cheap enough for every commit.
@@ -47,17 +45,6 @@ pub(super) fn observe(metrics: &StoreMetrics, shared: &SharedStore, evicted_docu
         evicted_documents,
         ..shared.stats()
     });
-}
-
-/// Drops look-up views that keep files of removed segments, or that nobody uses.
-pub(super) fn drop_views(metrics: &StoreMetrics, shared: &SharedStore, views: &LookupViews) {
-    let open = shared.read();
-    let is_mounted = |segment| match &open {
-        Ok(open) => open.catalog.segments().get(segment).is_some(),
-        Err(_) => false,
-    };
-    let left = views.retain(is_mounted, Instant::now());
-    metrics.lookup_views.set(left as i64);
 }
 
 /// Updates the gauges that need a look at the disk.

@@ -191,8 +191,6 @@ impl WriterActor {
         }
         self.run(|core, catalog, now_ms| core.install(catalog, segment, now_ms))
             .map_err(|error| LogError::Refused(error.to_string()))?;
-        // Drop the views before the files of merged segments are deleted, so that their space comes back.
-        self.drop_views();
         Ok(())
     }
 

@@ -39,7 +39,7 @@ fn open(dir: &std::path::Path) -> (WriterActor, Arc<SharedStore>) {
     };
     let shared = Arc::new(SharedStore::default());
     let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
-    let writer = WriterActor::open(config, shared.clone(), Arc::default(), metrics).unwrap();
+    let writer = WriterActor::open(config, shared.clone(), metrics).unwrap();
     (writer, shared)
 }
 
