@@ -7,23 +7,18 @@ mod resumption;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploaderConfig};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
-    FollowReply, FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
-};
-use refrain_protocol::group::{
-    FetchGroupsReply, FetchGroupsRequest, GroupLog, RegisterGroupRequest,
+    DocumentHead, DocumentUpdate, FeedEvent, FinishReason, LEFT_CONTEXT_TOKENS,
 };
 use refrain_protocol::history::PromptHash;
-use refrain_protocol::{ApiError, DocumentId, Namespace, SignedNamespace};
-use refrain_rpc::DraftStore;
+use refrain_protocol::{DocumentId, Namespace, SignedNamespace};
+use refrain_rpc::testing::FakeStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner, token_of};
 
 use crate::metrics::{FIELDS, READING_TOKENS_MAX, TOKEN};
@@ -34,104 +29,32 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TOKENIZER: &str = "the engine's tokenizer";
 const NAMED: &str = "000000000000000000000000000000ab";
 
-/// An empty store that keeps the updates that it gets.
-#[derive(Default)]
-struct RecordingStore {
-    updates: Mutex<Vec<DocumentUpdate>>,
-    /// Documents that were erased, and that no follower was told of yet.
-    erased: Mutex<Vec<DocumentId>>,
-    /// Samples in other engines, which the log of every group has.
-    samples: Mutex<Vec<DocumentUpdate>>,
-}
-
-impl RecordingStore {
-    /// The outputs that arrived, with their finish reasons.
-    fn outputs(&self) -> Vec<(DocumentId, Vec<u32>, Option<FinishReason>)> {
-        let mut outputs: Vec<(DocumentId, Vec<u32>, Option<FinishReason>)> = Vec::new();
-        for update in self.updates.lock().unwrap().iter() {
-            let known = outputs.iter().position(|(id, ..)| *id == update.document);
-            let position = known.unwrap_or_else(|| {
-                outputs.push((update.document, Vec::new(), None));
-                outputs.len() - 1
-            });
-            let (_, tokens, finish) = &mut outputs[position];
-            tokens.truncate(update.prev_len as usize);
-            assert_eq!(
-                tokens.len(),
-                update.prev_len as usize,
-                "an update is missing"
-            );
-            tokens.extend(&update.tokens);
-            *finish = update.finish;
-        }
-        outputs
-    }
-}
-
-#[async_trait]
-impl DraftStore for RecordingStore {
-    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        let updates = request.updates.iter();
-        let lengths = updates.map(|update| update.prev_len + update.tokens.len() as u32);
-        let lengths = lengths.collect();
-        self.updates.lock().unwrap().extend(request.updates);
-        Ok(AppendReply { lengths })
-    }
-
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
-        tokio::time::sleep(Duration::from_millis(request.wait_ms.into())).await;
-        let erased = std::mem::take(&mut *self.erased.lock().unwrap());
-        Ok(FollowReply {
-            reset: false,
-            events: erased.into_iter().map(FeedEvent::Remove).collect(),
-            cursor: request.after,
-            caught_up: true,
-        })
-    }
-
-    async fn register_group(&self, _: RegisterGroupRequest) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        let samples = self.samples.lock().unwrap();
-        let groups = request.groups.into_iter().map(|wanted| {
-            let others = samples.iter().skip(wanted.after.sequence as usize);
-            GroupLog {
-                is_registered: true,
-                log: FollowReply {
-                    reset: false,
-                    events: others.cloned().map(FeedEvent::Update).collect(),
-                    cursor: FeedCursor {
-                        generation: 1,
-                        sequence: samples.len() as u64,
-                        ..FeedCursor::default()
-                    },
-                    caught_up: true,
-                },
-                age_ms: None,
-            }
+/// The outputs that arrived in a store, with their finish reasons.
+fn uploaded(store: &FakeStore) -> Vec<(DocumentId, Vec<u32>, Option<FinishReason>)> {
+    let mut outputs: Vec<(DocumentId, Vec<u32>, Option<FinishReason>)> = Vec::new();
+    for update in store.content().updates() {
+        let known = outputs.iter().position(|(id, ..)| *id == update.document);
+        let position = known.unwrap_or_else(|| {
+            outputs.push((update.document, Vec::new(), None));
+            outputs.len() - 1
         });
-        let groups = groups.collect();
-        Ok(FetchGroupsReply { groups })
+        let (_, tokens, finish) = &mut outputs[position];
+        tokens.truncate(update.prev_len as usize);
+        assert_eq!(
+            tokens.len(),
+            update.prev_len as usize,
+            "an update is missing"
+        );
+        tokens.extend(&update.tokens);
+        *finish = update.finish;
     }
-
-    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(StoreStats::default())
-    }
+    outputs
 }
 
 /// A proposer, its store, and the key of the gateway.
 struct Rig {
     proposer: Arc<Proposer>,
-    store: Arc<RecordingStore>,
+    store: Arc<FakeStore>,
     signer: NamespaceSigner,
 }
 
@@ -149,7 +72,7 @@ impl Rig {
             ..PluginConfig::default()
         };
         change(&mut config);
-        let store = Arc::new(RecordingStore::default());
+        let store = Arc::new(FakeStore::default());
         let proposer = Proposer::start(config, TOKENIZER, |_, _| Ok(store.clone())).unwrap();
         Rig {
             proposer: Arc::new(proposer),
@@ -264,7 +187,7 @@ fn a_sample_in_another_engine_is_drafted_from_while_it_runs() {
         },
         finish: None,
     };
-    rig.store.samples.lock().unwrap().push(elsewhere);
+    rig.store.push_to_group("g", FeedEvent::Update(elsewhere));
     rig.await_draft("here", &[900, 901, 902]);
     // The log is that of the group; nothing of it is in the namespace.
     rig.proposer.extend("alone", &[]);
@@ -274,8 +197,8 @@ fn a_sample_in_another_engine_is_drafted_from_while_it_runs() {
     // An upload says which prompt it belongs to.
     rig.proposer.finish("here".into(), Some("stop"));
     rig.drain();
-    let updates = rig.store.updates.lock().unwrap();
-    let head = &updates.last().unwrap().head;
+    let content = rig.store.content();
+    let head = &content.updates().last().unwrap().head;
     assert_eq!(head.prompt_hash, Some(PromptHash::of(&prompt)));
 }
 
@@ -395,7 +318,7 @@ fn outputs_reach_the_store_with_the_engines_finish_reason() {
         rig.proposer.finish(request, *reason);
     }
     rig.drain();
-    let mut outputs = rig.store.outputs();
+    let mut outputs = uploaded(&rig.store);
     outputs.sort_by_key(|(_, tokens, _)| tokens.len());
     for (number, (_, finish)) in ends.iter().enumerate() {
         assert_eq!(outputs[number].1, text(100, 20 + number as u32));
@@ -411,13 +334,13 @@ fn outputs_reach_the_store_with_the_engines_finish_reason() {
     rig.proposer.extend("5", &[7, 7]);
     rig.proposer.finish("5".into(), Some("stop"));
     rig.drain();
-    let outputs = rig.store.outputs();
+    let outputs = uploaded(&rig.store);
     assert_eq!(outputs.len(), ends.len());
     let last = outputs.iter().max_by_key(|(_, tokens, _)| tokens.len());
     let last = last.unwrap();
     assert_eq!((&last.1[25..], last.2), (&[7, 7][..], Some(Stop)));
-    let updates = rig.store.updates.lock().unwrap();
-    let epochs = updates.iter().filter(|update| update.document == last.0);
+    let content = rig.store.content();
+    let epochs = content.updates().filter(|update| update.document == last.0);
     assert_eq!(epochs.map(|update| update.epoch).max(), Some(2));
 }
 
@@ -451,7 +374,7 @@ fn a_named_output_is_drafted_from_here_and_not_uploaded() {
     rig.proposer.finish("named".into(), Some("stop"));
     rig.proposer.finish("other".into(), Some("stop"));
     rig.drain();
-    let outputs = rig.store.outputs();
+    let outputs = uploaded(&rig.store);
     assert_eq!(outputs.len(), 1);
     assert_eq!(outputs[0].1, text(0, 32));
     // The worker cuts the output where a stop string began, under the next epoch.
@@ -486,7 +409,7 @@ fn a_request_that_ends_before_its_sources_are_found_is_kept() {
         rig.proposer.finish(number.to_string(), Some("length"));
     }
     rig.drain();
-    let outputs = rig.store.outputs();
+    let outputs = uploaded(&rig.store);
     assert_eq!(outputs.len(), 20);
     for number in 0..20 {
         let kept = outputs.iter().any(|output| output.1 == text(number, 50));

@@ -1,6 +1,7 @@
 //! The interface of the draft store.
 
 use async_trait::async_trait;
+use refrain_protocol::ApiError;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
@@ -13,7 +14,6 @@ use refrain_protocol::segment::{
     SegmentsRequest,
 };
 use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
-use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,8 +25,7 @@ use crate::usage_store::{HttpUsageStore, UsageReplica};
 
 /// The durable store of outputs.
 ///
-/// The methods with a default body are optional features. A store without one answers `NotFound`, as an HTTP store
-/// that does not have the route does, and callers then go on without it.
+/// An HTTP store of another version may lack a route. It answers `NotFound` then, and callers go on without it.
 #[async_trait]
 pub trait DraftStore: Send + Sync {
     /// Stores pieces of documents, which are durable once this returns.
@@ -48,59 +47,36 @@ pub trait DraftStore: Send + Sync {
     ///
     /// # Errors
     /// `Overloaded` when the store has as many groups as it may.
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        drop(request);
-        Err(not_offered("groups of samples"))
-    }
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError>;
 
     /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each
     /// group whether it is registered. A document is written to a group by [`append`](Self::append).
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        drop(request);
-        Err(not_offered("groups of samples"))
-    }
+    async fn fetch_groups(&self, request: FetchGroupsRequest)
+    -> Result<FetchGroupsReply, ApiError>;
 
     /// Reads the lengths of the newest complete outputs to a prompt.
     async fn output_lengths(
         &self,
         request: OutputLengthsRequest,
-    ) -> Result<OutputLengths, ApiError> {
-        drop(request);
-        Err(not_offered("lengths of outputs"))
-    }
+    ) -> Result<OutputLengths, ApiError>;
 
     /// Lists the sealed segments of a namespace, and its documents that are in no segment.
-    async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
-        drop(request);
-        Err(not_offered("segments"))
-    }
+    async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError>;
 
     /// Reads bytes of a segment.
     ///
     /// # Errors
     /// `NotFound` when the namespace has no such segment, or has none any more.
-    async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
-        drop(request);
-        Err(not_offered("segments"))
-    }
+    async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError>;
 
     /// Reads documents in their present state. Documents that do not exist are left out.
-    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
-        drop(request);
-        Err(not_offered("segments"))
-    }
+    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError>;
 
     /// Tells which documents the store does not have.
     async fn unknown_documents(
         &self,
         request: UnknownDocumentsRequest,
-    ) -> Result<UnknownDocumentsReply, ApiError> {
-        drop(request);
-        Err(not_offered("comparisons of documents"))
-    }
+    ) -> Result<UnknownDocumentsReply, ApiError>;
 
     /// Asks for the acceptance statistics of a namespace, or replaces them durably. The last call that saves wins.
     ///
@@ -110,39 +86,23 @@ pub trait DraftStore: Send + Sync {
     async fn acceptance_stats(
         &self,
         request: AcceptanceStatsRequest,
-    ) -> Result<AcceptanceStatsReply, ApiError> {
-        drop(request);
-        Err(not_offered("acceptance statistics"))
-    }
+    ) -> Result<AcceptanceStatsReply, ApiError>;
 
     /// Reads the tenants that gateways keep in the store.
     ///
     /// # Errors
     /// `InvalidRequest` from a store with a feed, which keeps no tenants.
-    async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
-        let _ = request;
-        Err(not_offered("tenants"))
-    }
+    async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError>;
 
     /// Adds, replaces or removes a tenant durably.
     ///
     /// # Errors
     /// `Conflict` with the code `tenant_changed` if the tenant has another version than the change expects,
     /// `TooLarge` if there is no room, and as [`tenants`](Self::tenants).
-    async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
-        drop(change);
-        Err(not_offered("tenants"))
-    }
+    async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError>;
 
     /// The replicas that are known now and keep usage, each as a store of its own.
-    fn usage_replicas(&self) -> Vec<UsageReplica> {
-        Vec::new()
-    }
-}
-
-fn not_offered(feature: &str) -> ApiError {
-    let message = format!("this draft store does not offer {feature}");
-    ApiError::new(ErrorKind::NotFound, message)
+    fn usage_replicas(&self) -> Vec<UsageReplica>;
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,

@@ -17,6 +17,8 @@ mod scheduler;
 mod store_admin;
 mod store_cluster;
 mod tenant_erasure;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod usage_report;
 mod usage_store;
 mod worker;

@@ -27,6 +27,7 @@ use refrain_protocol::segment::{
     SegmentsRequest,
 };
 use refrain_protocol::shard::{StoreDirectory, shard_of};
+use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::random;
@@ -258,6 +259,11 @@ fn may_do_better(kind: ErrorKind) -> bool {
     )
 }
 
+fn no_tenants() -> ApiError {
+    let message = "replicas of a draft store keep no tenants";
+    ApiError::new(ErrorKind::NotFound, message)
+}
+
 /// Defines methods of [`DraftStore`] that make the call of their name at the shard of the request's namespace.
 macro_rules! calls {
     ($($call:ident: $request:ty => $reply:ty;)+) => {
@@ -278,6 +284,14 @@ macro_rules! calls {
                     all = all + self.call_shard(shard, async |replica| replica.store.stats().await).await?;
                 }
                 Ok(all)
+            }
+
+            async fn tenants(&self, _: TenantsRequest) -> Result<TenantsReply, ApiError> {
+                Err(no_tenants())
+            }
+
+            async fn change_tenant(&self, _: TenantChange) -> Result<TenantChangeReply, ApiError> {
+                Err(no_tenants())
             }
 
             fn usage_replicas(&self) -> Vec<UsageReplica> {

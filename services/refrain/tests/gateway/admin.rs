@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use refrain_accounts::{OperatorConfig, OperatorToken};
 use refrain_gateway::GatewayConfig;
+use refrain_rpc::testing::FakeTenants;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::mesh::{Bench, chat, config, eventually, start_error};
-use crate::store::KeptTenants;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -42,10 +42,10 @@ impl Admin {
             tenants_in_store: true,
             ..config()
         };
-        Admin::with(in_store, KeptTenants::default()).await
+        Admin::with(in_store, FakeTenants::default()).await
     }
 
-    pub(crate) async fn with(base: GatewayConfig, tenants: KeptTenants) -> Self {
+    pub(crate) async fn with(base: GatewayConfig, tenants: FakeTenants) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (config, token) = with_operator(dir.path(), base);
         let bench = Bench::start(config, tenants).await.unwrap();
@@ -430,7 +430,7 @@ async fn tenants_in_a_file_can_be_read_and_not_changed() {
         tenants_file: Some(path.clone()),
         ..config()
     };
-    let admin = Admin::with(in_file, KeptTenants::default()).await;
+    let admin = Admin::with(in_file, FakeTenants::default()).await;
     let (status, list) = admin.call(Method::GET, "tenants", Value::Null).await;
     assert_eq!((status, &list["data"][0]["name"]), (200, &json!("acme")));
     let (status, refused) = admin
@@ -440,7 +440,7 @@ async fn tenants_in_a_file_can_be_read_and_not_changed() {
     assert_eq!(status, 409);
     assert!(message.contains("refrain tenants --file"), "{message}");
     assert!(admin.audit().is_empty());
-    let nowhere = Admin::with(config(), KeptTenants::default()).await;
+    let nowhere = Admin::with(config(), FakeTenants::default()).await;
     assert_eq!(
         nowhere.call(Method::GET, "tenants", Value::Null).await.0,
         409
@@ -456,13 +456,13 @@ async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
         tenants_cache_file: Some(cache.clone()),
         ..config()
     };
-    let admin = Admin::with(in_store.clone(), KeptTenants::default()).await;
+    let admin = Admin::with(in_store.clone(), FakeTenants::default()).await;
     admin
         .call(Method::POST, "tenants", json!({"name": "acme"}))
         .await;
     let (_, key) = admin.key(json!({"name": "ci"})).await;
     admin.until_status(&key, 200).await;
-    admin.bench.mesh.tenants.lock().unwrap().is_away = true;
+    admin.bench.mesh.store.content().tenants.is_away = true;
     let failed = || {
         let name = "refrain_gateway_tenants_read_total{outcome=\"failed\"}";
         admin.bench.metric(name)
@@ -474,7 +474,7 @@ async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
     assert_eq!(admin.call(Method::GET, "tenants", Value::Null).await.0, 503);
 
     // Another gateway starts with the cache, and knows the same.
-    let second = Admin::with(in_store.clone(), KeptTenants::away()).await;
+    let second = Admin::with(in_store.clone(), FakeTenants::away()).await;
     assert_eq!(second.status(&key).await, 200);
 
     // One without a cache, or with one that is damaged, is not ready, and refuses everybody for the time being.
@@ -485,7 +485,7 @@ async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
             tenants_cache_file: cache,
             ..in_store.clone()
         };
-        let third = Admin::with(without, KeptTenants::away()).await;
+        let third = Admin::with(without, FakeTenants::away()).await;
         let ready = async || {
             let answer = reqwest::get(format!("{}/readyz", third.operations))
                 .await
@@ -497,7 +497,7 @@ async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
             (third.status(&key).await, third.status("sk-acme").await),
             (503, 503)
         );
-        third.bench.mesh.tenants.lock().unwrap().is_away = false;
+        third.bench.mesh.store.content().tenants.is_away = false;
         third.until_status("sk-acme", 200).await;
         assert_eq!((third.status(&key).await, ready().await), (401, 200));
     }
@@ -569,7 +569,7 @@ async fn acts_at_once_on_one_tenant_all_succeed() {
 
 #[tokio::test]
 async fn an_act_reads_no_other_tenant() {
-    let mut kept = KeptTenants::default();
+    let mut kept = FakeTenants::default();
     for number in 0..300 {
         let name = format!("tenant-{number}");
         kept.put(&name, json!({ "name": name }).to_string());
@@ -579,7 +579,7 @@ async fn an_act_reads_no_other_tenant() {
         ..config()
     };
     let admin = Admin::with(in_store, kept).await;
-    let sent = || admin.bench.mesh.tenants.lock().unwrap().sent;
+    let sent = || admin.bench.mesh.store.content().tenants.sent;
     assert_eq!(sent(), 300);
     let (status, _) = admin
         .call(Method::POST, "tenants", json!({"name": "acme"}))
@@ -618,9 +618,9 @@ async fn an_act_reads_no_other_tenant() {
     admin
         .bench
         .mesh
+        .store
+        .content()
         .tenants
-        .lock()
-        .unwrap()
         .put("bolt-2", json!({"name": "bolt-2"}).to_string());
     let (status, _) = admin
         .call(Method::DELETE, "tenants/bolt-2", Value::Null)
@@ -630,7 +630,7 @@ async fn an_act_reads_no_other_tenant() {
 
 #[tokio::test]
 async fn a_tenant_of_earlier_times_whose_name_is_not_allowed_any_more_can_be_removed() {
-    let mut kept = KeptTenants::default();
+    let mut kept = FakeTenants::default();
     let good = json!({"name": "acme", "limits": {"requests_in_flight_max": 3}});
     kept.put("acme", good.to_string());
     kept.put("other", json!({"name": "other"}).to_string());

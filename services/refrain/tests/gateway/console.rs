@@ -5,12 +5,12 @@ use refrain_gateway::GatewayConfig;
 use refrain_protocol::TenantId;
 use refrain_protocol::admin::{ExportCursor, ExportRequest};
 use refrain_rpc::encode_bincode;
+use refrain_rpc::testing::FakeTenants;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
 use crate::mesh::{Bench, chat, config};
-use crate::store::KeptTenants;
 
 async fn admin() -> Admin {
     let with = GatewayConfig {
@@ -18,7 +18,7 @@ async fn admin() -> Admin {
         tenants_in_store: true,
         ..config()
     };
-    Admin::with(with, KeptTenants::default()).await
+    Admin::with(with, FakeTenants::default()).await
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn the_page_needs_no_token_and_may_be_in_no_frame() {
 
 #[tokio::test]
 async fn a_gateway_that_is_not_told_to_has_no_console() {
-    let admin = Admin::with(config(), KeptTenants::default()).await;
+    let admin = Admin::with(config(), FakeTenants::default()).await;
     let page = format!("{}/console", admin.operations);
     assert_eq!(reqwest::get(page).await.unwrap().status(), 404);
 }

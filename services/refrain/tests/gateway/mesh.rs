@@ -16,13 +16,13 @@ use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
-use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerDrain,
     WorkerReport,
 };
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, TenantId, TokenId, WorkerId};
-use refrain_rpc::{ChunkStream, MeshAdmin, Scheduler, Worker, Workers};
+use refrain_rpc::testing::{FakeStore, FakeTenants, StoreCall};
+use refrain_rpc::{ChunkStream, MeshAdmin, Scheduler, UsageReplica, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
@@ -34,7 +34,6 @@ use crate::adopters::adopters;
 use crate::chunks::{events, resumed};
 use crate::fleet::FakeFleet;
 use crate::series::sum_of_series;
-use crate::store::KeptTenants;
 use crate::usage_store::FakeUsage;
 
 /// A planned failure of a chunk. The number is that of the steps before it.
@@ -88,8 +87,6 @@ pub(crate) struct Script {
     pub(crate) forgets: bool,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
-    /// The lengths of earlier outputs to every prompt.
-    pub(crate) lengths: Vec<u32>,
     /// Whether the engines of the workers compile forms by the grammars of this project.
     pub(crate) compiles_forms: bool,
 }
@@ -114,10 +111,6 @@ pub(crate) struct Log {
     pub(crate) finishes: Vec<LeaseFinish>,
     pub(crate) chunks: Vec<ChunkRequest>,
     pub(crate) cuts: Vec<ChunkCut>,
-    /// Groups that were registered in the draft store.
-    pub(crate) groups: Vec<String>,
-    /// Prompts for which the draft store was asked.
-    pub(crate) prompts: Vec<PromptHash>,
     /// Number of context tokens that were sent to workers.
     pub(crate) context_tokens: usize,
     /// Number of chunks whose context was no longer parked.
@@ -142,7 +135,7 @@ pub(crate) struct FakeMesh {
     /// Streams that hang, and whose events before that have been read.
     hanging: AtomicI64,
     pub(crate) auth: MeshAuth,
-    pub(crate) tenants: Mutex<KeptTenants>,
+    pub(crate) store: Arc<FakeStore>,
     tokenizer: Tokenizer,
     pub(crate) usage: Arc<FakeUsage>,
     pub(crate) fleet: FakeFleet,
@@ -479,22 +472,23 @@ impl Bench {
     }
 
     pub(crate) async fn with(config: GatewayConfig) -> Self {
-        Bench::start(config, KeptTenants::default()).await.unwrap()
+        Bench::start(config, FakeTenants::default()).await.unwrap()
     }
 
     /// Starts with these tenants in the draft store.
-    pub(crate) async fn start(config: GatewayConfig, tenants: KeptTenants) -> anyhow::Result<Self> {
+    pub(crate) async fn start(config: GatewayConfig, tenants: FakeTenants) -> anyhow::Result<Self> {
         Bench::beside(config, tenants, FakeUsage::default()).await
     }
 
     /// Starts with this usage in the draft store as well.
     pub(crate) async fn beside(
         config: GatewayConfig,
-        tenants: KeptTenants,
+        tenants: FakeTenants,
         usage: FakeUsage,
     ) -> anyhow::Result<Self> {
         install_crypto_provider();
         let keys = MeshConfig::generate().unwrap();
+        let usage = Arc::new(usage);
         let tokenizer = byte_level_files().tokenizer().unwrap();
         let script = Script {
             reply: Vec::new(),
@@ -509,7 +503,6 @@ impl Bench {
             forgets: false,
             workers: 3,
             compiles_forms: false,
-            lengths: Vec::new(),
         };
         let mesh = Arc::new(FakeMesh {
             script: Mutex::new(script),
@@ -517,9 +510,9 @@ impl Bench {
             open: Arc::default(),
             hanging: AtomicI64::new(0),
             auth: MeshAuth::new(&keys).unwrap(),
-            tenants: Mutex::new(tenants),
+            store: store(tenants, usage.clone(), MeshAuth::new(&keys).unwrap()),
             tokenizer,
-            usage: Arc::new(usage),
+            usage,
             fleet: FakeFleet::default(),
         });
         mesh.reply("hello world, this is the answer");
@@ -527,7 +520,7 @@ impl Bench {
         let deps = GatewayDeps {
             scheduler: mesh.clone(),
             workers: Arc::new(FakeWorkers(mesh.clone())),
-            store: mesh.clone(),
+            store: mesh.store.clone(),
             signer: NamespaceSigner::new(&keys).unwrap(),
             model_files: Arc::new(|name| Ok(files(name))),
             metrics: metrics.clone(),
@@ -537,7 +530,7 @@ impl Bench {
         let guests = GuestDeps {
             mesh: MeshAdmin {
                 store: mesh.clone(),
-                usage: mesh.clone(),
+                usage: mesh.store.clone(),
                 workers: Arc::new(FakeWorkers(mesh.clone())),
                 metrics: None,
             },
@@ -606,9 +599,31 @@ impl Bench {
     }
 }
 
+/// A draft store that checks signatures of namespaces.
+fn store(tenants: FakeTenants, usage: Arc<FakeUsage>, auth: MeshAuth) -> Arc<FakeStore> {
+    let store = FakeStore::default();
+    store.set_hook(move |call| {
+        let namespace = match call {
+            StoreCall::RegisterGroup(request) => Some(&request.namespace),
+            StoreCall::OutputLengths(request) => Some(&request.namespace),
+            _ => None,
+        };
+        let verified = namespace.map_or(Ok(()), |namespace| auth.verify(namespace).map(|_| ()));
+        std::future::ready(verified)
+    });
+    let mut content = store.content();
+    content.tenants = tenants;
+    content.usage = vec![UsageReplica {
+        name: "fake".to_owned(),
+        store: usage,
+    }];
+    drop(content);
+    Arc::new(store)
+}
+
 /// The error of a gateway that does not start.
 pub(crate) async fn start_error(config: GatewayConfig) -> String {
-    let started = Bench::start(config, KeptTenants::default()).await;
+    let started = Bench::start(config, FakeTenants::default()).await;
     format!("{:#}", started.err().unwrap())
 }
 

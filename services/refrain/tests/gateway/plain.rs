@@ -3,6 +3,7 @@
 use refrain_protocol::chunk::{Priority, Speculation, Urgency};
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::LeaseOutcome;
+use refrain_rpc::testing::StoreCall;
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END};
 use serde_json::json;
 
@@ -114,7 +115,8 @@ async fn sampling_and_extensions_reach_the_worker() {
 #[tokio::test]
 async fn a_group_is_registered_and_its_length_estimated_from_earlier_outputs() {
     let bench = Bench::new().await;
-    bench.mesh.script().lengths = vec![700, 500, 900];
+    let lengths = vec![700, 500, 900];
+    bench.mesh.store.content().lengths.insert(None, lengths);
     for fields in [
         json!({"group": "g", "n": 3}),
         json!({"group": "g"}),
@@ -132,11 +134,16 @@ async fn a_group_is_registered_and_its_length_estimated_from_earlier_outputs() {
     let of_group = Some(700);
     // Nobody waits for an estimate where each token counts.
     assert_eq!(expected, [of_group, of_group, of_group, of_group, None]);
-    assert_eq!(log.groups, ["g"]);
+    let content = bench.mesh.store.content();
+    assert_eq!(content.registered, ["g"]);
     // All samples of the prompt ask once, by the hash that their worker stores with the output.
     let chunk = &log.chunks[0];
     let prompt = &chunk.tokens[..chunk.prompt_len as usize];
-    assert_eq!(log.prompts, [PromptHash::of(prompt)]);
+    let asked = content.calls.iter().filter_map(|call| match call {
+        StoreCall::OutputLengths(request) => Some(request.prompt),
+        _ => None,
+    });
+    assert_eq!(asked.collect::<Vec<_>>(), [PromptHash::of(prompt)]);
 }
 
 #[tokio::test]

@@ -9,12 +9,12 @@ use refrain_accounts::tenants::key::NewKey;
 use refrain_gateway::GatewayConfig;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::usage::{SpentTokens, UsageCounts, UsageErasure};
+use refrain_rpc::testing::FakeTenants;
 use refrain_service_kit::clock::unix_ms;
 use serde_json::{Value, json};
 
 use crate::admin::with_operator;
 use crate::mesh::{Bench, Mishap, chat, config, eventually};
-use crate::store::KeptTenants;
 use crate::usage_store::FakeUsage;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -228,7 +228,7 @@ async fn a_spent_budget_stays_spent_at_a_gateway_that_starts_without_its_folder(
     let (config, key, _) = tenants(dir.path(), daily(4_000), LimitsEntry::default());
     let usage = FakeUsage::default();
     *usage.others.lock().unwrap() = vec![spent_elsewhere(4_000)];
-    let bench = Bench::beside(config, KeptTenants::default(), usage);
+    let bench = Bench::beside(config, FakeTenants::default(), usage);
     let bench = bench.await.unwrap();
     let first = futures_util::future::join_all((0..20).map(|_| send(&bench, &key, json!({}))));
     let first = first.await;
@@ -249,7 +249,7 @@ async fn while_the_store_is_away_tenants_with_budgets_wait_and_others_are_served
     config.tuning.usage_wait = Duration::MAX;
     let usage = FakeUsage::default();
     usage.is_away.store(true, Ordering::SeqCst);
-    let bench = Bench::beside(config, KeptTenants::default(), usage);
+    let bench = Bench::beside(config, FakeTenants::default(), usage);
     let bench = bench.await.unwrap();
     let ready = async || {
         let answer = reqwest::get(format!("{}/readyz", bench.url)).await.unwrap();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, ReleaseRequest};
 use refrain_protocol::engine_order::{EngineOrder, PauseMode};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::testing::FakeStore;
 use refrain_rpc::{EngineAdopter, Workers};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
@@ -16,7 +17,7 @@ use refrain_worker::{Adopter, AdopterDeps, AdopterServer, ExpectedModel, WorkerC
 
 use crate::bench::{PATIENCE, eventually};
 use crate::external::{Canned, json, sglang, vllm};
-use crate::fakes::{FakeScheduler, FakeStore};
+use crate::fakes::FakeScheduler;
 
 /// A process that adopts engines.
 struct Lab {

@@ -26,7 +26,7 @@ async fn an_attached_engine_receives_the_document_and_the_worker_uploads_it() {
         stored(&bench, &request).as_ref() == Some(&output)
     })
     .await;
-    let documents = bench.store.documents.lock().unwrap();
+    let documents = bench.store.documents();
     assert_eq!(documents.len(), 1);
     let head = &documents[&attached.document].head;
     assert_eq!(head.group.as_deref(), Some("g"));

@@ -8,12 +8,13 @@ use futures_util::StreamExt;
 use refrain_protocol::chunk::*;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, Namespace, RequestId, TokenId};
+use refrain_rpc::testing::FakeStore;
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_worker::{Dependencies, WorkerConfig, WorkerEngine, start};
 
-use crate::fakes::{FakeEngine, FakeScheduler, FakeStore, STOP, Target};
+use crate::fakes::{FakeEngine, FakeScheduler, STOP, Target};
 
 /// A worker over the fakes.
 pub(crate) struct Bench<E = FakeEngine> {

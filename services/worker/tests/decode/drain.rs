@@ -1,20 +1,21 @@
 //! Cuts of outputs while the worker stops, and drains that an operator orders.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkRequest};
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::error::code;
 use refrain_protocol::scheduling::WorkerDrain;
-use refrain_protocol::{DocumentId, TokenId};
+use refrain_protocol::{DocumentId, ErrorKind, TokenId};
 use refrain_rpc::Worker;
+use refrain_rpc::testing::{FakeStore, StoreCall};
 use refrain_worker::WorkerHandle;
 
 use crate::bench::*;
 use crate::fake_stream::{FakeStream, listening};
-use crate::fakes::{FakeEngine, FakeStore};
+use crate::fakes::FakeEngine;
 
 /// Shortens an output whose chunk has ended to two tokens.
 async fn cut(handle: &WorkerHandle, request: &ChunkRequest) {
@@ -28,7 +29,7 @@ async fn cut(handle: &WorkerHandle, request: &ChunkRequest) {
 }
 
 fn stored(store: &FakeStore, request: &ChunkRequest) -> Vec<TokenId> {
-    let documents = store.documents.lock().unwrap();
+    let documents = store.documents();
     let document = &documents[&DocumentId::from(request.request)];
     assert_eq!(document.finish, Some(FinishReason::Stop));
     document.tokens.clone()
@@ -37,20 +38,26 @@ fn stored(store: &FakeStore, request: &ChunkRequest) -> Vec<TokenId> {
 /// A reader cuts an output while the worker waits for the store.
 async fn is_cut_while_outputs_wait<E>(bench: Bench<E>) {
     let (store, handle) = (bench.store.clone(), bench.worker.handle());
-    store.refuses_outputs.store(true, Ordering::SeqCst);
+    let refused = Arc::new(AtomicUsize::new(0));
+    let count = refused.clone();
+    store.refuse(move |call| {
+        let is_append = matches!(call, StoreCall::Append(_));
+        count.fetch_add(usize::from(is_append), Ordering::SeqCst);
+        is_append.then_some(ErrorKind::Unavailable)
+    });
     let request = chunk(&bench, &[1, 2, 3], 1000);
     let received = run(&bench, request.clone()).await;
     assert!(received.tokens.len() > 2);
     let drained = tokio::spawn(bench.worker.drain());
     eventually("the worker stops", || handle.readiness().is_err()).await;
     // The worker now waits for the store alone.
-    let refused = store.refused_outputs.load(Ordering::SeqCst);
+    let before = refused.load(Ordering::SeqCst);
     eventually("outputs are sent again", || {
-        store.refused_outputs.load(Ordering::SeqCst) >= refused + 2
+        refused.load(Ordering::SeqCst) >= before + 2
     })
     .await;
     cut(&handle, &request).await;
-    store.refuses_outputs.store(false, Ordering::SeqCst);
+    store.remove_hook();
     drained.await.unwrap();
     assert_eq!(stored(&store, &request), received.tokens[..2]);
 }
@@ -75,16 +82,27 @@ async fn outputs_are_cut_while_the_worker_uploads_statistics() {
     let request = chunk(&bench, &[1, 2, 3], 1000);
     let received = run(&bench, request.clone()).await;
     let handle = bench.worker.handle();
-    let gate = store.saves_gate.lock().await;
+    let gate = Arc::new(tokio::sync::Mutex::new(()));
+    let closed = gate.clone().lock_owned().await;
+    let is_saving = |call: &StoreCall| matches!(call, StoreCall::AcceptanceStats(of) if !of.statistics.is_empty());
+    store.set_hook(move |call| {
+        let (waits, gate) = (is_saving(call), gate.clone());
+        async move {
+            if waits {
+                drop(gate.lock().await);
+            }
+            Ok(())
+        }
+    });
     let drained = tokio::spawn(bench.worker.drain());
     eventually("the statistics are uploaded", || {
-        store.saves_waiting.load(Ordering::SeqCst) > 0
+        store.content().calls.iter().any(is_saving)
     })
     .await;
     // The store has the outputs already.
     assert_eq!(stored(&store, &request), received.tokens);
     cut(&handle, &request).await;
-    drop(gate);
+    drop(closed);
     drained.await.unwrap();
     assert_eq!(stored(&store, &request), received.tokens[..2]);
     assert!(handle.readiness().is_err());

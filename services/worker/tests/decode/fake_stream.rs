@@ -294,7 +294,7 @@ pub(crate) fn stored(
     request: &ChunkRequest,
 ) -> Option<(Vec<TokenId>, Option<FinishReason>)> {
     let document: DocumentId = request.request.into();
-    let documents = bench.store.documents.lock().unwrap();
+    let documents = bench.store.documents();
     let stored = documents.get(&document)?;
     Some((stored.tokens.clone(), stored.finish))
 }

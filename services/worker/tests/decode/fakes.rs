@@ -1,18 +1,16 @@
-//! Fakes: a verifying engine whose target model is a function, a store that is a map, and a scheduler.
+//! Fakes: a verifying engine whose target model is a function, and a scheduler.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
-use refrain_protocol::document::*;
 use refrain_protocol::engine::*;
 use refrain_protocol::engine_order::*;
 use refrain_protocol::scheduling::*;
-use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
-use refrain_rpc::{DraftStore, Scheduler};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
+use refrain_rpc::Scheduler;
 use tokio::sync::Semaphore;
 
 /// The stop id of the fake model.
@@ -386,116 +384,6 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
             state,
             answer: None,
         })
-    }
-}
-
-/// A document in the store.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Stored {
-    pub(crate) tokens: Vec<TokenId>,
-    pub(crate) finish: Option<FinishReason>,
-    pub(crate) head: DocumentHead,
-}
-
-/// Documents in a map; its feed is empty.
-#[derive(Default)]
-pub(crate) struct FakeStore {
-    pub(crate) documents: Mutex<HashMap<DocumentId, Stored>>,
-    pub(crate) touched: Mutex<Vec<DocumentId>>,
-    /// Whether it refuses outputs, and how often it has.
-    pub(crate) refuses_outputs: AtomicBool,
-    pub(crate) refused_outputs: AtomicU64,
-    statistics: Mutex<KeptStatistics>,
-    /// A lock that makes calls with observations wait, and the number of waiting calls.
-    pub(crate) saves_gate: tokio::sync::Mutex<()>,
-    pub(crate) saves_waiting: AtomicU64,
-    /// A lock that makes calls without observations wait.
-    pub(crate) asks_gate: tokio::sync::Mutex<()>,
-}
-
-/// The acceptance statistics of one namespace.
-#[derive(Default)]
-pub(crate) struct KeptStatistics {
-    statistics: Vec<u8>,
-    /// Number of calls with observations.
-    pub(crate) saved: u32,
-    pub(crate) refuses: bool,
-}
-
-impl FakeStore {
-    pub(crate) fn statistics(&self) -> MutexGuard<'_, KeptStatistics> {
-        self.statistics.lock().unwrap()
-    }
-}
-
-#[async_trait]
-impl DraftStore for FakeStore {
-    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        if self.refuses_outputs.load(Ordering::SeqCst) {
-            self.refused_outputs.fetch_add(1, Ordering::SeqCst);
-            return Err(ApiError::new(ErrorKind::Unavailable, "refused by the test"));
-        }
-        let mut documents = self.documents.lock().unwrap();
-        let lengths = request.updates.into_iter().map(|update| {
-            let stored = documents.entry(update.document).or_default();
-            if update.prev_len as usize <= stored.tokens.len() {
-                stored.tokens.truncate(update.prev_len as usize);
-                stored.tokens.extend(update.tokens);
-                stored.finish = update.finish;
-                stored.head = update.head;
-            }
-            stored.tokens.len() as u32
-        });
-        Ok(AppendReply {
-            lengths: lengths.collect(),
-        })
-    }
-
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
-        tokio::time::sleep(Duration::from_millis(u64::from(request.wait_ms))).await;
-        Ok(FollowReply {
-            reset: false,
-            events: Vec::new(),
-            cursor: request.after,
-            caught_up: true,
-        })
-    }
-
-    async fn acceptance_stats(
-        &self,
-        request: AcceptanceStatsRequest,
-    ) -> Result<AcceptanceStatsReply, ApiError> {
-        if !request.statistics.is_empty() {
-            self.saves_waiting.fetch_add(1, Ordering::SeqCst);
-            drop(self.saves_gate.lock().await);
-        } else {
-            drop(self.asks_gate.lock().await);
-        }
-        let mut kept = self.statistics();
-        if kept.refuses {
-            return Err(ApiError::new(ErrorKind::Unavailable, "refused by the test"));
-        }
-        if !request.statistics.is_empty() {
-            kept.statistics = request.statistics;
-            kept.saved += 1;
-            return Ok(AcceptanceStatsReply {
-                table: 1,
-                statistics: Vec::new(),
-            });
-        }
-        Ok(AcceptanceStatsReply {
-            table: u64::from(kept.saved > 0),
-            statistics: kept.statistics.clone(),
-        })
-    }
-
-    async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
-        self.touched.lock().unwrap().extend(request.documents);
-        Ok(())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(StoreStats::default())
     }
 }
 

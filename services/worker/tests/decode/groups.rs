@@ -32,7 +32,11 @@ async fn a_sample_drafts_from_its_group_and_credits_it() {
     assert!(second.scopes.contains(&DraftScope::Group));
     assert!(!second.scopes.contains(&DraftScope::Tenant));
     eventually("the first sample is touched", || {
-        bench.store.touched.lock().unwrap().contains(&document)
+        bench
+            .store
+            .content()
+            .touched()
+            .any(|touched| touched == document)
     })
     .await;
     for group in [Some("another"), None] {

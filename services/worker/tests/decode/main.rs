@@ -150,7 +150,11 @@ async fn the_second_request_drafts_from_the_first_and_credits_it() {
     assert!(second.accepted > 20, "{} accepted", second.accepted);
     assert!(second.scopes.contains(&DraftScope::Tenant));
     eventually("the first document is touched", || {
-        bench.store.touched.lock().unwrap().contains(&document)
+        bench
+            .store
+            .content()
+            .touched()
+            .any(|touched| touched == document)
     })
     .await;
 }
@@ -179,7 +183,7 @@ async fn a_step_is_recorded_while_the_next_one_runs() {
     })
     .await;
     eventually("the store has it", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         let stored = documents.get(&document);
         stored.is_some_and(|stored| stored.tokens == received)
     })
@@ -209,7 +213,7 @@ async fn a_timeout_ends_the_output() {
     );
     let output = [vec![7, 8], received.tokens].concat();
     eventually("the store knows of its end", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents.get(&document).is_some_and(|stored| {
             (&stored.tokens, stored.finish) == (&output, Some(FinishReason::Cancelled))
         })
@@ -246,9 +250,7 @@ async fn chunks_join_without_a_seam() {
     eventually("the store has the whole output", || {
         bench
             .store
-            .documents
-            .lock()
-            .unwrap()
+            .documents()
             .get(&document)
             .is_some_and(|stored| {
                 stored.tokens == output && stored.finish == Some(FinishReason::Length)
@@ -301,9 +303,7 @@ async fn a_chunk_ends_when_its_reader_leaves_and_its_output_is_stored() {
     eventually("the partial output is stored", || {
         bench
             .store
-            .documents
-            .lock()
-            .unwrap()
+            .documents()
             .get(&document)
             .is_some_and(|stored| {
                 stored.finish == Some(FinishReason::Cancelled) && !stored.tokens.is_empty()
@@ -351,9 +351,7 @@ async fn a_cut_shortens_the_document() {
     eventually("the document has two tokens", || {
         bench
             .store
-            .documents
-            .lock()
-            .unwrap()
+            .documents()
             .get(&document)
             .is_some_and(|stored| {
                 stored.tokens == [103, 104] && stored.finish == Some(FinishReason::Stop)
@@ -387,7 +385,7 @@ async fn an_aborted_output_is_stored_as_a_partial_one() {
         };
         bench.worker.handle().cut(cut).await.unwrap();
         eventually("the document has five tokens and is partial", || {
-            let documents = bench.store.documents.lock().unwrap();
+            let documents = bench.store.documents();
             documents.get(&document).is_some_and(|stored| {
                 stored.tokens == [103, 104, 105, 106, 107]
                     && stored.finish == Some(FinishReason::Cancelled)
@@ -414,7 +412,7 @@ async fn a_cut_after_the_end_still_shortens_the_document() {
     };
     bench.worker.handle().cut(cut).await.unwrap();
     eventually("the document has four tokens", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents
             .get(&document)
             .is_some_and(|stored| stored.tokens == [103, 104, 105, 106])
@@ -429,7 +427,7 @@ async fn a_document_has_the_version_of_the_weights() {
     let document: DocumentId = request.request.into();
     run(&bench, request).await;
     eventually("the head has the version", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents
             .get(&document)
             .is_some_and(|stored| stored.head.weight_version == 3)
@@ -450,7 +448,7 @@ async fn a_continued_output_reaches_a_store_that_never_had_its_beginning() {
     let whole = plainly(repetitive, &prompt, 50);
     assert_eq!([before, received.tokens].concat(), whole);
     eventually("the store has the whole output", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents
             .get(&document)
             .is_some_and(|stored| stored.tokens == whole)
@@ -515,7 +513,7 @@ async fn a_stalled_reader_loses_its_slot_and_none_of_its_output() {
     // The store has one output, and no end of a chunk counts as its end.
     let document: DocumentId = request.request.into();
     eventually("it is stored", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents.get(&document).is_some_and(|stored| {
             stored.finish == Some(FinishReason::Length) && stored.tokens == all
         })

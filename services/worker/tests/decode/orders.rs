@@ -222,7 +222,7 @@ async fn an_abort_ends_running_requests_with_their_tokens_and_holds_new_ones() {
     assert_eq!(reason(&ended), ChunkEndReason::Aborted);
     assert_eq!(all, plainly(erratic, &[1, 2], all.len()));
     eventually("what it had is stored", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents.get(&document).is_some_and(|stored| {
             stored.tokens == all && stored.finish == Some(FinishReason::Cancelled)
         })
@@ -310,7 +310,7 @@ async fn running_requests_go_on_with_new_weights_and_drafts_are_kept() {
     assert_eq!(all[old..], plainly(repetitive, &text, 400 - old));
     // The output is stored with the version of its first token.
     eventually("the store has it", || {
-        let documents = bench.store.documents.lock().unwrap();
+        let documents = bench.store.documents();
         documents
             .get(&document)
             .is_some_and(|stored| stored.tokens == all && stored.head.weight_version == 3)

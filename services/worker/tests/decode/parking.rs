@@ -114,7 +114,7 @@ async fn a_chunk_that_stays_costs_only_its_new_tokens() {
         })
         .await;
         bench.worker.drain().await;
-        let stored = bench.store.documents.lock().unwrap();
+        let stored = bench.store.documents();
         assert_eq!(stored[&DocumentId::from(request.request)].tokens, output);
     }
 }
@@ -246,7 +246,7 @@ async fn what_nobody_goes_on_with_is_let_go() {
     bench.worker.drain().await;
     let page = String::from_utf8(bench.metrics.render()).unwrap();
     assert!(page.contains("\nrefrain_worker_parked_requests 0\n"));
-    let stored = bench.store.documents.lock().unwrap();
+    let stored = bench.store.documents();
     assert_eq!(
         stored[&DocumentId::from(cut.request)].tokens,
         outputs[0][..12]

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use refrain_protocol::chunk::Speculation;
-use refrain_protocol::{Namespace, TokenId};
+use refrain_protocol::{ErrorKind, Namespace, TokenId};
+use refrain_rpc::testing::{FakeStore, StoreCall};
 use refrain_speculation::draft::Setting;
 use refrain_worker::ExpansionChoice;
 
 use crate::bench::*;
-use crate::fakes::{FakeEngine, FakeStore};
+use crate::fakes::FakeEngine;
 
 /// A few tokens in no order: earlier text does not predict later text.
 fn misleading(text: &[TokenId]) -> TokenId {
@@ -17,6 +18,13 @@ fn misleading(text: &[TokenId]) -> TokenId {
 }
 
 const ANSWERED: &str = "refrain_spec_statistics_calls_total{model=\"fake\",outcome=\"answered\"}";
+
+fn refuse_statistics(store: &FakeStore) {
+    store.refuse(|call| {
+        let is_refused = matches!(call, StoreCall::AcceptanceStats(_));
+        is_refused.then_some(ErrorKind::Unavailable)
+    });
+}
 
 async fn worker(store: Arc<FakeStore>, interval_ms: u64) -> Bench {
     let mut engine = FakeEngine::new(misleading);
@@ -64,7 +72,7 @@ async fn a_new_worker_expects_as_much_as_a_warm_one() {
     assert!(cold > 0.0);
     run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
     eventually("the store has the statistics", || {
-        store.statistics().saved > 2
+        store.content().statistics_saved > 2
     })
     .await;
     let known = expects_at_first(worker(store, 5).await).await;
@@ -88,10 +96,22 @@ async fn the_first_step_after_an_idle_time_uses_the_answer_of_the_store() {
     let warm = worker(store.clone(), NEVER_MS).await;
     run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
     warm.worker.drain().await;
-    assert_eq!(store.statistics().saved, 1);
+    assert_eq!(store.content().statistics_saved, 1);
 
     let new = worker(store.clone(), NEVER_MS).await;
-    let gate = store.asks_gate.lock().await;
+    let gate = Arc::new(tokio::sync::Mutex::new(()));
+    let closed = gate.clone().lock_owned().await;
+    store.set_hook(move |call| {
+        let is_question =
+            matches!(call, StoreCall::AcceptanceStats(of) if of.statistics.is_empty());
+        let gate = gate.clone();
+        async move {
+            if is_question {
+                drop(gate.lock().await);
+            }
+            Ok(())
+        }
+    });
     let mut first = chunk(&new, &[7, 8], 2);
     first.speculation = Speculation::Off;
     run(&new, first).await;
@@ -100,7 +120,7 @@ async fn the_first_step_after_an_idle_time_uses_the_answer_of_the_store() {
     })
     .await;
     assert_eq!(new.figure(ANSWERED), 0.0);
-    drop(gate);
+    drop(closed);
     eventually("the store has answered", || new.figure(ANSWERED) == 1.0).await;
     let known = expects_in_first_step(&new).await;
     // The cold one learns most of it within its first request.
@@ -110,16 +130,16 @@ async fn the_first_step_after_an_idle_time_uses_the_answer_of_the_store() {
 #[tokio::test]
 async fn statistics_that_the_store_refuses_are_saved_later() {
     let store = Arc::new(FakeStore::default());
-    store.statistics().refuses = true;
+    refuse_statistics(&store);
     let bench = worker(store.clone(), 2).await;
     let failed = "refrain_spec_statistics_calls_total{model=\"fake\",outcome=\"failed\"}";
     run(&bench, chunk(&bench, &[1, 2, 3], 400)).await;
     eventually("calls fail", || bench.figure(failed) >= 2.0).await;
-    assert_eq!(store.statistics().saved, 0);
-    store.statistics().refuses = false;
+    assert_eq!(store.content().statistics_saved, 0);
+    store.remove_hook();
     // Requests without drafts teach nothing, so the statistics that arrive are those that were refused before.
     let arrives = tokio::time::timeout(PATIENCE, async {
-        while store.statistics().saved == 0 {
+        while store.content().statistics_saved == 0 {
             let mut plain = chunk(&bench, &[4, 5, 6], 10);
             plain.speculation = Speculation::Off;
             run(&bench, plain).await;
@@ -142,9 +162,9 @@ async fn a_worker_that_stops_saves_its_statistics() {
     assert!(cold > 0.0);
     run(&bench, chunk(&bench, &[4, 5, 6], 1000)).await;
     // It has only asked so far.
-    assert_eq!(store.statistics().saved, 0);
+    assert_eq!(store.content().statistics_saved, 0);
     bench.worker.drain().await;
-    assert_eq!(store.statistics().saved, 1);
+    assert_eq!(store.content().statistics_saved, 1);
     let known = expects_at_first(worker(store, NEVER_MS).await).await;
     // The cold one learns most of it within its first request.
     assert!(known < 0.8 * cold, "{known} expected after {cold}");
@@ -153,12 +173,12 @@ async fn a_worker_that_stops_saves_its_statistics() {
 #[tokio::test]
 async fn a_worker_stops_although_the_store_refuses_everything() {
     let store = Arc::new(FakeStore::default());
-    store.statistics().refuses = true;
+    refuse_statistics(&store);
     let bench = worker(store.clone(), NEVER_MS).await;
     run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
     let drained = tokio::time::timeout(PATIENCE, bench.worker.drain()).await;
     assert!(drained.is_ok());
-    assert_eq!(store.statistics().saved, 0);
+    assert_eq!(store.content().statistics_saved, 0);
 }
 
 /// The queue of calls is much shorter than the list of namespaces, and a worker that stops reads no answers.
@@ -181,5 +201,5 @@ async fn a_worker_that_stops_saves_the_statistics_of_all_its_namespaces() {
     })
     .await;
     warm.worker.drain().await;
-    assert_eq!(store.statistics().saved, NAMESPACES);
+    assert_eq!(store.content().statistics_saved, NAMESPACES);
 }

@@ -1,74 +1,37 @@
 //! Uploads to a store that refuses.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use refrain_protocol::Namespace;
-use refrain_protocol::document::{
-    AppendReply, DocumentHead, DocumentUpdate, FinishReason, FollowReply, FollowRequest,
-    StoreStats, TouchRequest,
-};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
+use refrain_rpc::testing::{FakeStore, StoreCall};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::*;
-
-/// Accepts whole outputs, few at a time, but never document 13.
-#[derive(Default)]
-struct PickyStore {
-    state: Mutex<PickyState>,
-}
-
-#[derive(Default)]
-struct PickyState {
-    lengths: BTreeMap<DocumentId, u32>,
-    calls: usize,
-    /// The error that answers every call, if any.
-    refuses: Option<ErrorKind>,
-    updates_max: usize,
-}
 
 const UNLUCKY: DocumentId = DocumentId(13);
 
 const ACCEPTED: FlushOutcome = FlushOutcome::Accepted { is_complete: true };
 
-#[async_trait]
-impl DraftStore for PickyStore {
-    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        let mut state = self.state.lock();
-        state.calls += 1;
-        if let Some(kind) = state.refuses {
-            return Err(ApiError::new(kind, "no"));
+/// Has a store accept so many outputs at a time, but never document 13.
+fn pick(store: &FakeStore, updates_max: usize) {
+    store.refuse(move |call| {
+        let StoreCall::Append(request) = call else {
+            return None;
+        };
+        if request.updates.len() > updates_max {
+            return Some(ErrorKind::TooLarge);
         }
-        if request.updates.len() > state.updates_max {
-            return Err(ApiError::new(ErrorKind::TooLarge, "too many"));
-        }
-        if request
-            .updates
-            .iter()
-            .any(|update| update.document == UNLUCKY)
-        {
-            return Err(ApiError::invalid("document", "unlucky"));
-        }
-        let mut lengths = Vec::new();
-        for update in request.updates {
-            let length = update.prev_len + update.tokens.len() as u32;
-            state.lengths.insert(update.document, length);
-            lengths.push(length);
-        }
-        Ok(AppendReply { lengths })
-    }
+        let mut documents = request.updates.iter().map(|update| update.document);
+        let is_unlucky = documents.any(|document| document == UNLUCKY);
+        is_unlucky.then_some(ErrorKind::InvalidRequest)
+    });
+}
 
-    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
-        Err(ApiError::new(ErrorKind::Unavailable, "not here"))
-    }
+fn refuse_all(store: &FakeStore, kind: ErrorKind) {
+    store.refuse(move |_| Some(kind));
+}
 
-    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(StoreStats::default())
-    }
+fn calls(store: &FakeStore) -> usize {
+    store.content().calls.len()
 }
 
 fn namespace() -> SignedNamespace {
@@ -91,7 +54,7 @@ fn two_tokens(document: u128, finish: Option<FinishReason>) -> DocumentUpdate {
 }
 
 /// Three finished outputs of two tokens, 12 to 14, and a store that accepts `updates_max` at a time.
-fn three_pending(updates_max: usize) -> (Inner, PickyStore) {
+fn three_pending(updates_max: usize) -> (Inner, FakeStore) {
     let metrics = UploaderMetrics::register(Metrics::new().unwrap().registry()).unwrap();
     let uploader = Inner::new(UploaderConfig::default(), metrics);
     let namespace = namespace();
@@ -99,14 +62,16 @@ fn three_pending(updates_max: usize) -> (Inner, PickyStore) {
         let update = two_tokens(document, Some(FinishReason::Stop));
         uploader.change(|pending| pending.push(NamespaceId(1), &namespace, (&update).into()));
     }
-    let store = PickyStore::default();
-    store.state.lock().updates_max = updates_max;
+    let store = FakeStore::default();
+    pick(&store, updates_max);
     (uploader, store)
 }
 
-fn stored(store: &PickyStore) -> Vec<u128> {
-    let state = store.state.lock();
-    state.lengths.keys().map(|document| document.0).collect()
+fn stored(store: &FakeStore) -> Vec<u128> {
+    let documents = store.documents();
+    let mut stored: Vec<u128> = documents.keys().map(|document| document.0).collect();
+    stored.sort_unstable();
+    stored
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,22 +80,22 @@ async fn only_outputs_that_are_refused_by_themselves_are_given_up() {
         let (uploader, store) = three_pending(updates_max);
         assert_eq!(uploader.flush(&store, true).await, ACCEPTED);
         assert_eq!(stored(&store), [12, 14]);
-        assert_eq!(store.state.lock().calls, 4);
+        assert_eq!(calls(&store), 4);
         assert_eq!(uploader.metrics.dropped_tokens.get(), 2);
         assert_eq!(uploader.metrics.pending_tokens.get(), 0);
         // Nothing is left to be sent again.
         assert_eq!(uploader.flush(&store, true).await, FlushOutcome::Nothing);
-        assert_eq!(store.state.lock().calls, 4);
+        assert_eq!(calls(&store), 4);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_cannot_be_reached_gets_everything_later() {
     let (uploader, store) = three_pending(3);
-    store.state.lock().refuses = Some(ErrorKind::Unavailable);
+    refuse_all(&store, ErrorKind::Unavailable);
     assert_eq!(uploader.flush(&store, true).await, FlushOutcome::Refused);
     assert_eq!(uploader.metrics.dropped_tokens.get(), 0);
-    store.state.lock().refuses = None;
+    pick(&store, 3);
     assert_eq!(uploader.flush(&store, true).await, ACCEPTED);
     assert_eq!(stored(&store), [12, 14]);
 }
@@ -138,16 +103,16 @@ async fn a_store_that_cannot_be_reached_gets_everything_later() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_again_to_a_store_of_another_mesh() {
     let (uploader, store) = three_pending(3);
-    store.state.lock().refuses = Some(ErrorKind::Unauthorized);
+    refuse_all(&store, ErrorKind::Unauthorized);
     assert_eq!(uploader.flush(&store, true).await, ACCEPTED);
-    assert_eq!(store.state.lock().calls, 1);
+    assert_eq!(calls(&store), 1);
     assert_eq!(uploader.metrics.dropped_tokens.get(), 6);
 }
 
 /// A running uploader that by itself sends growing outputs only after weeks.
-fn started() -> (Uploader, Arc<PickyStore>) {
-    let store = Arc::new(PickyStore::default());
-    store.state.lock().updates_max = 3;
+fn started() -> (Uploader, Arc<FakeStore>) {
+    let store = Arc::new(FakeStore::default());
+    pick(&store, 3);
     let config = UploaderConfig {
         interval_ms: 1,
         growing_every: u32::MAX,
@@ -195,14 +160,13 @@ async fn a_drain_sends_outputs_that_still_grow() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_ends_does_not_slow_down_another_one() {
     let (uploader, store) = started();
-    store.state.lock().refuses = Some(ErrorKind::Unavailable);
+    refuse_all(&store, ErrorKind::Unavailable);
     let update = two_tokens(1, None);
     uploader.push(NamespaceId(1), &namespace(), (&update).into());
     let gives_up = async {
-        let calls = || store.state.lock().calls;
-        eventually("the store is asked", || calls() > 0).await;
+        eventually("the store is asked", || calls(&store) > 0).await;
         assert!(!uploader.drain(Duration::ZERO).await);
-        store.state.lock().refuses = None;
+        pick(&store, 3);
     };
     let waits = tokio::time::timeout(Duration::from_secs(60), uploader.drain(HOUR));
     let (waited, ()) = tokio::join!(waits, gives_up);

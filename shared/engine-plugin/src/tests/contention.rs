@@ -59,7 +59,7 @@ fn queued_output_is_limited_whether_it_is_uploaded_or_not() {
     assert_eq!(metrics.queued_tokens.get(), 0);
     let lengths = named.map(|(_, document)| namespace.read().len_of(DocumentId(document)));
     assert_eq!(lengths, [Some(21), Some(21), Some(1)]);
-    let outputs = rig.store.outputs();
+    let outputs = uploaded(&rig.store);
     assert_eq!(outputs.len(), 1);
     assert_eq!(outputs[0].1, text(0, 21));
 }

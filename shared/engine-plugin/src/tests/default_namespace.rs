@@ -9,7 +9,7 @@ use super::*;
 struct Keys {
     mesh: MeshConfig,
     signer: NamespaceSigner,
-    store: Arc<RecordingStore>,
+    store: Arc<FakeStore>,
 }
 
 impl Keys {
@@ -64,7 +64,7 @@ fn an_expired_token_costs_the_drafts_and_not_the_engine() {
     assert_eq!(proposer.metrics.token_failures.get(), 1);
     emit(&proposer, "a");
     assert!(proposer.drain(PATIENCE));
-    assert_eq!(keys.store.outputs(), []);
+    assert_eq!(uploaded(&keys.store), []);
 }
 
 #[test]
@@ -89,10 +89,10 @@ fn a_token_file_is_waited_for() {
         std::fs::write(&whole, &token).unwrap();
         std::fs::rename(&whole, &file).unwrap();
         wait_until(|| proposer.default_namespace.signed.lock().is_some());
-        let known = keys.store.outputs().len();
+        let known = uploaded(&keys.store).len();
         emit(&proposer, "after");
         assert!(proposer.drain(PATIENCE));
-        assert_eq!(keys.store.outputs().len(), known + 1);
+        assert_eq!(uploaded(&keys.store).len(), known + 1);
     }
 }
 

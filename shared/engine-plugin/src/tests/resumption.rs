@@ -15,7 +15,7 @@ fn document_of(
     wait_until(|| {
         rig.proposer.extend(request, &[]);
         rig.drain();
-        let outputs = rig.store.outputs();
+        let outputs = uploaded(&rig.store);
         let Some((document, ..)) = outputs.iter().find(|kept| kept.1 == output) else {
             return false;
         };
@@ -46,7 +46,7 @@ fn an_output_that_is_erased_while_it_runs_stays_erased() {
         rig.proposer.extend(request, &text(number, 30));
         let of = group.map(|_| &member);
         let document = document_of(&rig, request, &text(number, 30), of);
-        rig.store.erased.lock().unwrap().push(document);
+        rig.store.push_news(FeedEvent::Remove(document));
         let is_gone = || {
             let in_group = member.group().read().len_of(document);
             rig.namespace().read().len_of(document).is_none() && in_group.is_none()
@@ -155,7 +155,7 @@ fn only_interrupted_requests_are_remembered() {
     assert_eq!(metrics.forgotten.get(), 1);
     // Outputs of requests with equal ids are documents of their own.
     rig.drain();
-    assert_eq!(rig.store.outputs().len(), 6);
+    assert_eq!(uploaded(&rig.store).len(), 6);
 }
 
 #[test]

@@ -49,7 +49,6 @@ const PRICE_MAX: f64 = 0.9;
 /// measures on the modelled H100 with an 8B model is within a fifth of this rule from 16 to 128 requests.
 const REQUESTS_AT_HALF_PRICE: f64 = 256.0;
 
-
 /// Longest match that may be configured, tokens. Each look-up in sealed text costs up to as many steps.
 const MATCH_TOKENS_MOST: u32 = 1024;
 

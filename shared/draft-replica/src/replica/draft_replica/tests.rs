@@ -2,46 +2,15 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, ERASED_LEN, FinishReason,
-    FollowReply, FollowRequest, StoreStats, TouchRequest,
-};
-use refrain_protocol::{ApiError, Namespace};
+use refrain_protocol::Namespace;
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
+use refrain_rpc::testing::FakeStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::*;
 use crate::config::UploaderConfig;
 use crate::metrics::UploaderMetrics;
-
-/// A store that has erased document 13, and has no news.
-struct ErasingStore;
-
-#[async_trait]
-impl DraftStore for ErasingStore {
-    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        let lengths = request.updates.iter().map(|update| match update.document {
-            DocumentId(13) => ERASED_LEN,
-            _ => update.prev_len + update.tokens.len() as u32,
-        });
-        Ok(AppendReply {
-            lengths: lengths.collect(),
-        })
-    }
-
-    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
-        std::future::pending().await
-    }
-
-    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(StoreStats::default())
-    }
-}
 
 #[tokio::test]
 async fn a_namespace_is_returned_at_once_or_not_at_all() {
@@ -58,7 +27,7 @@ async fn a_namespace_is_returned_at_once_or_not_at_all() {
     let replica = DraftReplica::new(
         ReplicaConfig::default(),
         64,
-        Arc::new(ErasingStore),
+        Arc::new(FakeStore::default()),
         metrics,
     );
     let (first, second) = (sign("first"), sign("second"));
@@ -91,7 +60,8 @@ async fn a_namespace_is_returned_at_once_or_not_at_all() {
 #[tokio::test(start_paused = true)]
 async fn an_output_that_was_erased_before_its_upload_is_forgotten() {
     let metrics = Metrics::new().unwrap();
-    let store = Arc::new(ErasingStore);
+    let store = Arc::new(FakeStore::default());
+    store.content().erased.insert(DocumentId(13));
     let replica = DraftReplica::new(
         ReplicaConfig::default(),
         64,

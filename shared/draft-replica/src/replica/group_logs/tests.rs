@@ -1,16 +1,10 @@
 //! Tests of what logs of groups bring, with a store that is a list of logs.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use async_trait::async_trait;
-use parking_lot::Mutex;
 use refrain_protocol::Namespace;
-use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FollowReply,
-    FollowRequest, StoreStats, TouchRequest,
-};
-use refrain_rpc::DraftStore;
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FeedCursor, FollowReply};
+use refrain_rpc::testing::{FakeStore, StoreCall};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_suffix_index::IndexConfig;
@@ -19,80 +13,6 @@ use super::*;
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
 use crate::replica::DraftReplica;
-
-/// A store whose groups have logs of events, and nothing else.
-#[derive(Default)]
-struct LogStore {
-    logs: Mutex<HashMap<String, Vec<FeedEvent>>>,
-    registered: Mutex<Vec<String>>,
-    calls: Mutex<Vec<FetchGroupsRequest>>,
-    failures: AtomicUsize,
-}
-
-#[async_trait]
-impl DraftStore for LogStore {
-    async fn append(&self, _: AppendRequest) -> Result<AppendReply, ApiError> {
-        Err(ApiError::internal("not here"))
-    }
-
-    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
-        std::future::pending().await
-    }
-
-    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(StoreStats::default())
-    }
-
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        self.registered.lock().push(request.group);
-        Ok(())
-    }
-
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        self.calls.lock().push(request.clone());
-        let left = self.failures.load(Ordering::Relaxed);
-        if left > 0 {
-            self.failures.store(left - 1, Ordering::Relaxed);
-            return Err(ApiError::new(ErrorKind::Unavailable, "away"));
-        }
-        let (logs, registered) = (self.logs.lock(), self.registered.lock());
-        let groups = request.groups.into_iter().map(|wanted| {
-            let events = logs.get(&wanted.group).map_or(&[][..], Vec::as_slice);
-            let after = wanted.after.sequence as usize;
-            GroupLog {
-                is_registered: registered.contains(&wanted.group),
-                log: FollowReply {
-                    reset: wanted.after.generation == 0,
-                    events: events.get(after..).unwrap_or_default().to_vec(),
-                    cursor: FeedCursor {
-                        generation: 1,
-                        sequence: events.len() as u64,
-                        ..FeedCursor::default()
-                    },
-                    caught_up: true,
-                },
-                age_ms: Some(80),
-            }
-        });
-        Ok(FetchGroupsReply {
-            groups: groups.collect(),
-        })
-    }
-}
-
-impl LogStore {
-    fn push(&self, group: &str, event: FeedEvent) {
-        let mut logs = self.logs.lock();
-        logs.entry(group.to_owned()).or_default().push(event);
-    }
-}
 
 fn update(document: u128, prev_len: u32, tokens: &[u32]) -> DocumentUpdate {
     DocumentUpdate {
@@ -106,7 +26,7 @@ fn update(document: u128, prev_len: u32, tokens: &[u32]) -> DocumentUpdate {
 }
 
 struct Fixture {
-    store: Arc<LogStore>,
+    store: Arc<FakeStore>,
     replica: DraftReplica,
     namespace: NamespaceId,
     metrics: ReplicaMetrics,
@@ -120,7 +40,9 @@ fn fixture() -> Fixture {
         tokenizer: "tokenizer".into(),
     });
     let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
-    let store = Arc::new(LogStore::default());
+    let store = Arc::new(FakeStore::default());
+    store.content().generation = 1;
+    store.content().age_ms = Some(80);
     let config = ReplicaConfig::default();
     let replica = DraftReplica::new(config, 64, store.clone(), metrics.clone());
     let namespace = signed.namespace.id();
@@ -141,8 +63,14 @@ impl Fixture {
         }
     }
 
-    fn calls(&self) -> usize {
-        self.store.calls.lock().len()
+    /// The calls for logs of groups so far.
+    fn calls(&self) -> Vec<FetchGroupsRequest> {
+        let content = self.store.content();
+        let calls = content.calls.iter().filter_map(|call| match call {
+            StoreCall::FetchGroups(request) => Some(request.clone()),
+            _ => None,
+        });
+        calls.collect()
     }
 }
 
@@ -151,7 +79,7 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
     let fixture = fixture();
     let store = &fixture.store;
     fixture.turn().await;
-    assert_eq!(fixture.calls(), 0, "no group runs");
+    assert_eq!(fixture.calls(), [], "no group runs");
     let join = |group: &str, document| {
         let document = DocumentId(document);
         fixture
@@ -162,9 +90,8 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
     first.group().merge((&update(1, 0, &[1, 2, 3])).into());
     fixture.turn().await;
     // One call for both groups, each registered once.
-    let registered = store.registered.lock().clone();
-    assert_eq!(registered.len(), 2);
-    let last = store.calls.lock().last().unwrap().clone();
+    assert_eq!(store.content().registered.len(), 2);
+    let last = fixture.calls().pop().unwrap();
     let mut asked: Vec<_> = last
         .groups
         .iter()
@@ -175,8 +102,8 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
         asked,
         [("g", vec![DocumentId(1)]), ("h", vec![DocumentId(2)])]
     );
-    store.push("g", FeedEvent::Update(update(7, 0, &[4, 5])));
-    store.push("h", FeedEvent::Update(update(8, 0, &[6])));
+    store.push_to_group("g", FeedEvent::Update(update(7, 0, &[4, 5])));
+    store.push_to_group("h", FeedEvent::Update(update(8, 0, &[6])));
     fixture.turn().await;
     let len = |group: &GroupReplica, document| group.read().len_of(DocumentId(document));
     assert_eq!(
@@ -184,8 +111,8 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
         (Some(2), Some(1))
     );
     // News are appended; what the tree has already counts as received by nobody.
-    store.push("g", FeedEvent::Update(update(7, 1, &[5, 9])));
-    store.push("g", FeedEvent::Update(update(1, 0, &[1, 2])));
+    store.push_to_group("g", FeedEvent::Update(update(7, 1, &[5, 9])));
+    store.push_to_group("g", FeedEvent::Update(update(1, 0, &[1, 2])));
     fixture.turn().await;
     assert_eq!(
         (len(first.group(), 7), len(first.group(), 1)),
@@ -195,8 +122,8 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
     assert_eq!(fixture.metrics.group_lag_seconds.get_sample_count(), 3);
     assert_eq!(fixture.metrics.groups_followed.get(), 2);
     // Gone elsewhere, but not here.
-    store.push("g", FeedEvent::Remove(DocumentId(7)));
-    store.push("g", FeedEvent::Remove(DocumentId(1)));
+    store.push_to_group("g", FeedEvent::Remove(DocumentId(7)));
+    store.push_to_group("g", FeedEvent::Remove(DocumentId(1)));
     fixture.turn().await;
     assert_eq!(
         (len(first.group(), 7), len(first.group(), 1)),
@@ -204,12 +131,12 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
     );
     drop((first, second));
     fixture.turn().await;
-    let calls = fixture.calls();
+    let calls = fixture.calls().len();
     fixture.turn().await;
-    assert_eq!(fixture.calls(), calls, "no group runs any more");
+    assert_eq!(fixture.calls().len(), calls, "no group runs any more");
     // The next member goes on where the last one was.
     let again = join("g", 3).unwrap();
-    store.push("g", FeedEvent::Update(update(9, 0, &[1])));
+    store.push_to_group("g", FeedEvent::Update(update(9, 0, &[1])));
     fixture.turn().await;
     assert_eq!(len(again.group(), 9), Some(1));
     assert_eq!(len(again.group(), 1), Some(3));
@@ -219,24 +146,29 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
 async fn a_store_that_was_away_or_forgot_a_group_costs_only_time() {
     let fixture = fixture();
     let store = &fixture.store;
-    store.failures.store(3, Ordering::Relaxed);
+    let failures = AtomicUsize::new(0);
+    store.refuse(move |call| {
+        let is_fetch = matches!(call, StoreCall::FetchGroups(_));
+        let fails = is_fetch && failures.fetch_add(1, Ordering::Relaxed) < 3;
+        fails.then_some(ErrorKind::Unavailable)
+    });
     let member = fixture
         .replica
         .join_group(fixture.namespace, "g", DocumentId(1))
         .unwrap();
     member.group().merge((&update(1, 0, &[1, 2, 3])).into());
-    store.push("g", FeedEvent::Update(update(7, 0, &[4, 5])));
+    store.push_to_group("g", FeedEvent::Update(update(7, 0, &[4, 5])));
     tokio::time::sleep(Duration::from_secs(30)).await;
     let len = |document| member.group().read().len_of(DocumentId(document));
     assert_eq!(len(7), Some(2));
     let failed = fixture.metrics.group_calls.with_label_values(&[FAILED]);
     assert_eq!(failed.get(), 3);
     // It restarts with nothing: the group is registered again, and its log begins anew.
-    store.registered.lock().clear();
-    store.logs.lock().clear();
-    store.push("g", FeedEvent::Update(update(8, 0, &[6])));
+    store.content().registered.clear();
+    store.content().groups.clear();
+    store.push_to_group("g", FeedEvent::Update(update(8, 0, &[6])));
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert_eq!(store.registered.lock().len(), 1);
+    assert_eq!(store.content().registered.len(), 1);
     assert_eq!((len(1), len(7), len(8)), (Some(3), None, Some(1)));
 }
 

@@ -1,14 +1,8 @@
 //! Maintenance of indexes that requests read and write meanwhile.
 
-use std::sync::atomic::AtomicUsize;
-
-use async_trait::async_trait;
-use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
-    FollowReply, FollowRequest, StoreStats, TouchRequest,
-};
-use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId, SignedNamespace};
-use refrain_rpc::DraftStore;
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FeedEvent, FinishReason};
+use refrain_protocol::{DocumentId, Namespace, NamespaceId, SignedNamespace};
+use refrain_rpc::testing::FakeStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_speculation::draft::{Candidate, ProposeParams};
@@ -19,57 +13,14 @@ use crate::replica::draft_index::settled_bytes;
 use crate::replica::draft_index::tests::proposed;
 use crate::replica::{DraftReplica, NamespaceReplica};
 
-/// A store whose feed holds these documents, each whole and ended.
-#[derive(Default)]
-struct Feed {
-    documents: Vec<Vec<u32>>,
-    /// Documents handed out.
-    sent: AtomicUsize,
-}
-
-#[async_trait]
-impl DraftStore for Feed {
-    async fn append(&self, _: AppendRequest) -> Result<AppendReply, ApiError> {
-        Ok(AppendReply {
-            lengths: Vec::new(),
-        })
+/// A store whose feed holds as many documents of 100 tokens, each whole and ended.
+fn feed(documents: u128) -> Arc<FakeStore> {
+    let store = FakeStore::default();
+    for number in 0..documents {
+        let update = whole(number, &distinct(number, 100));
+        store.push_news(FeedEvent::Update(update));
     }
-
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
-        let from = request.after.sequence as usize;
-        if from >= self.documents.len() {
-            std::future::pending::<()>().await;
-        }
-        let mut tokens = 0;
-        let mut events = Vec::new();
-        for (number, text) in self.documents.iter().enumerate().skip(from) {
-            if !events.is_empty() && tokens + text.len() > request.max_tokens as usize {
-                break;
-            }
-            tokens += text.len();
-            events.push(FeedEvent::Update(whole(number as u128, text)));
-        }
-        let sequence = (from + events.len()) as u64;
-        self.sent.store(sequence as usize, Ordering::Relaxed);
-        Ok(FollowReply {
-            reset: false,
-            caught_up: sequence as usize == self.documents.len(),
-            events,
-            cursor: FeedCursor {
-                generation: 0,
-                sequence,
-                ..FeedCursor::default()
-            },
-        })
-    }
-
-    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(StoreStats::default())
-    }
+    Arc::new(store)
 }
 
 fn piece(document: u128, prev_len: u32, tokens: &[u32]) -> DocumentUpdate {
@@ -98,7 +49,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(store: Arc<Feed>, change: impl FnOnce(&mut ReplicaConfig)) -> Self {
+    fn new(store: Arc<FakeStore>, change: impl FnOnce(&mut ReplicaConfig)) -> Self {
         let mut config = ReplicaConfig {
             upkeep_ms: 1,
             seal_tokens: 1_000,
@@ -224,11 +175,7 @@ async fn appends_and_drafts_go_on_while_seals_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_feed_waits_for_seals() {
-    let feed = Arc::new(Feed {
-        documents: (0..600).map(|number| distinct(number, 100)).collect(),
-        ..Feed::default()
-    });
-    let bench = Bench::new(feed.clone(), |config| config.follow_tokens = 500);
+    let bench = Bench::new(feed(600), |config| config.follow_tokens = 500);
     let namespace = bench.namespace(1);
     eventually("all of the feed is here", || {
         let live = namespace.read().index.live_tokens();
@@ -242,11 +189,7 @@ async fn the_feed_waits_for_seals() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn small_namespaces_share_the_live_capacity() {
-    let feed = Arc::new(Feed {
-        documents: (0..30).map(|number| distinct(number, 100)).collect(),
-        ..Feed::default()
-    });
-    let bench = Bench::new(feed, |config| {
+    let bench = Bench::new(feed(30), |config| {
         config.seal_tokens = 1_000_000;
         config.live_tokens_max = 5_000;
         config.seal_after_ms = 5;
@@ -365,7 +308,7 @@ async fn a_namespace_that_is_used_meanwhile_stays_and_no_other_goes_in_its_place
 
 #[tokio::test]
 async fn looking_for_a_job_does_not_wait_for_requests_that_draft() {
-    let bench = Bench::new(Arc::new(Feed::default()), |_| {});
+    let bench = Bench::new(Arc::default(), |_| {});
     let shared = bench.namespace(1);
     // A request that drafts shares the lock. A look that wanted it alone would never return.
     let drafting = shared.read();
