@@ -194,6 +194,7 @@ async fn calls(
     let follow = FollowRequest {
         namespace: namespace.clone(),
         after: FeedCursor::default(),
+        own: Vec::new(),
         max_tokens: 1,
         wait_ms: 0,
     };

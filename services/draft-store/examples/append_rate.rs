@@ -158,6 +158,7 @@ async fn main() -> anyhow::Result<()> {
         let request = FollowRequest {
             namespace: namespace.clone(),
             after: cursor,
+            own: Vec::new(),
             max_tokens: 1 << 18,
             wait_ms: 0,
         };

@@ -92,6 +92,7 @@ async fn main() -> anyhow::Result<()> {
             let request = FollowRequest {
                 namespace: namespace.clone(),
                 after,
+                own: Vec::new(),
                 max_tokens: 1 << 18,
                 wait_ms: 0,
             };

@@ -133,6 +133,9 @@ pub struct FollowRequest {
     pub namespace: SignedNamespace,
     /// The position after which changes are asked for.
     pub after: FeedCursor,
+    /// Documents that the reader itself writes, and has from their beginnings. The answer leaves out how they grow,
+    /// and says if they are removed.
+    pub own: Vec<DocumentId>,
     /// Most tokens of the answer, which has at least one change.
     pub max_tokens: u32,
     /// Milliseconds to wait for a change if there is none.

@@ -192,22 +192,34 @@ impl FakeContent {
         stored.tokens.len() as u32
     }
 
-    /// The events of a list after a cursor.
-    fn read(&self, events: &[FeedEvent], after: FeedCursor, max_tokens: u32) -> FollowReply {
-        let from = events.len().min(after.sequence as usize);
-        let mut tokens = 0;
-        let count = events[from..].iter().position(|event| {
-            let is_first = tokens == 0;
+    /// The events of a list after a cursor, without the growth of the reader's own documents.
+    fn read(
+        &self,
+        events: &[FeedEvent],
+        after: FeedCursor,
+        own: &[DocumentId],
+        max_tokens: u32,
+    ) -> FollowReply {
+        let mut to = events.len().min(after.sequence as usize);
+        let (mut tokens, mut found) = (0, Vec::new());
+        while let Some(event) = events.get(to) {
             if let FeedEvent::Update(update) = event {
                 tokens += update.tokens.len();
+                if !found.is_empty() && tokens > max_tokens as usize {
+                    break;
+                }
             }
-            !is_first && tokens > max_tokens as usize
-        });
-        let to = count.map_or(events.len(), |count| from + count);
+            let is_own =
+                matches!(event, FeedEvent::Update(update) if own.contains(&update.document));
+            if !is_own {
+                found.push(event.clone());
+            }
+            to += 1;
+        }
         FollowReply {
             // A reader from the beginning has to drop all that it may have.
             reset: after.generation == 0 && self.generation != 0,
-            events: events[from..to].to_vec(),
+            events: found,
             cursor: FeedCursor {
                 generation: self.generation,
                 sequence: to as u64,
@@ -308,7 +320,12 @@ impl DraftStore for FakeStore {
         self.begin(StoreCall::Follow(request.clone())).await?;
         let read = || {
             let content = self.content();
-            content.read(&content.news, request.after, request.max_tokens)
+            content.read(
+                &content.news,
+                request.after,
+                &request.own,
+                request.max_tokens,
+            )
         };
         let changed = self.has_news.notified();
         let reply = read();
@@ -353,7 +370,7 @@ impl DraftStore for FakeStore {
                 .map_or(&[][..], Vec::as_slice);
             GroupLog {
                 is_registered: content.registered.contains(&wanted.group),
-                log: content.read(events, wanted.after, request.max_tokens),
+                log: content.read(events, wanted.after, &wanted.own, request.max_tokens),
                 age_ms: content.age_ms,
             }
         });

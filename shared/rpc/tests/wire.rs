@@ -355,6 +355,7 @@ fn formats() -> Vec<Format> {
             FollowRequest {
                 namespace: signed(),
                 after: cursor(),
+                own: Vec::new(),
                 max_tokens: 1_000,
                 wait_ms: 500,
             },

@@ -125,6 +125,7 @@ async fn lags(a: &Arc<Replica>, b: &Replica, first: u64) -> anyhow::Result<Vec<D
         let request = FollowRequest {
             namespace: b.signed.clone(),
             after,
+            own: Vec::new(),
             max_tokens: 1 << 20,
             wait_ms,
         };

@@ -72,9 +72,14 @@ impl Feed {
         self.tombstones.len()
     }
 
-    pub(super) fn after(&self, sequence: u64) -> Option<(u64, DocumentId, Option<u32>)> {
-        let (sequence, (document, start)) = self.entries.range(sequence + 1..).next()?;
-        Some((*sequence, *document, *start))
+    /// The entries after a sequence: the sequence of each, its document, and where its text starts. A tombstone has
+    /// no text.
+    pub(super) fn after(
+        &self,
+        sequence: u64,
+    ) -> impl Iterator<Item = (u64, DocumentId, Option<u32>)> {
+        let later = self.entries.range(sequence + 1..);
+        later.map(|(sequence, (document, start))| (*sequence, *document, *start))
     }
 
     /// Sequence of the last change, or 0 before the first.

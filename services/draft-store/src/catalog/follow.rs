@@ -1,7 +1,9 @@
 //! Reading changes in order, for followers of a namespace or a group.
 
-use refrain_protocol::NamespaceId;
+use std::collections::HashSet;
+
 use refrain_protocol::document::{FeedCursor, StreamPosition};
+use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::catalog::feed::{self, FeedChange};
 use crate::catalog::groups::{GroupKey, GroupReader};
@@ -9,14 +11,17 @@ use crate::catalog::state::Catalog;
 use crate::record::FeedRecord;
 
 impl Catalog {
-    /// The first change of a namespace after `sequence`.
+    /// The first change of a namespace after `sequence`, without the growth of documents that are the reader's own.
     pub(crate) fn next_change(
         &self,
         namespace: NamespaceId,
         after: u64,
+        own: &HashSet<DocumentId>,
     ) -> Option<(u64, FeedChange)> {
         let entry = self.namespaces.get(&namespace)?;
-        let (sequence, document, start) = entry.feed.after(after)?;
+        let mut later = entry.feed.after(after);
+        let (sequence, document, start) =
+            later.find(|(_, document, start)| start.is_none() || !own.contains(document))?;
         let Some(start) = start else {
             return Some((sequence, FeedChange::Removed(document)));
         };

@@ -35,7 +35,8 @@ fn state(catalog: &mut Catalog, len: u32) -> StateRecord {
 
 fn changes(catalog: &Catalog, namespace: NamespaceId, mut after: u64) -> Vec<(u32, u32, bool)> {
     let mut seen = Vec::new();
-    while let Some((sequence, change)) = catalog.next_change(namespace, after) {
+    while let Some((sequence, change)) = catalog.next_change(namespace, after, &Default::default())
+    {
         after = sequence;
         if let FeedChange::Range {
             start, end, last, ..

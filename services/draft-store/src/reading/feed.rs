@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use refrain_protocol::document::{
     DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StreamPosition,
 };
-use refrain_protocol::{ApiError, NamespaceId};
+use refrain_protocol::{ApiError, DocumentId, NamespaceId};
 
 use crate::catalog::{Catalog, FeedChange, GroupReader};
 use crate::log::RecordLog;
@@ -25,28 +25,29 @@ pub(crate) struct FeedRead {
 /// The feed that is read.
 #[derive(Clone, Copy)]
 enum FeedSource<'a> {
-    Namespace(NamespaceId),
+    /// A namespace, without the growth of the reader's own documents.
+    Namespace(NamespaceId, &'a HashSet<DocumentId>),
     Group(&'a GroupReader<'a>),
 }
 
 impl FeedSource<'_> {
     fn namespace(self) -> NamespaceId {
         match self {
-            FeedSource::Namespace(namespace) => namespace,
+            FeedSource::Namespace(namespace, _) => namespace,
             FeedSource::Group(reader) => reader.group.0,
         }
     }
 
     fn position(self, catalog: &Catalog, cursor: FeedCursor) -> Option<u64> {
         match self {
-            FeedSource::Namespace(namespace) => catalog.position(namespace, cursor),
+            FeedSource::Namespace(namespace, _) => catalog.position(namespace, cursor),
             FeedSource::Group(reader) => catalog.group_position(reader.group, cursor),
         }
     }
 
     fn next_change(self, catalog: &Catalog, after: u64) -> Option<(u64, FeedChange)> {
         match self {
-            FeedSource::Namespace(namespace) => catalog.next_change(namespace, after),
+            FeedSource::Namespace(namespace, own) => catalog.next_change(namespace, after, own),
             FeedSource::Group(reader) => catalog.next_group_change(reader, after),
         }
     }
@@ -54,7 +55,7 @@ impl FeedSource<'_> {
     /// The position at the end, for a reader that has everything up to `position`.
     fn end(self, catalog: &Catalog, position: u64) -> u64 {
         match self {
-            FeedSource::Namespace(_) => position,
+            FeedSource::Namespace(namespace, _) => catalog.last_change(namespace).max(position),
             FeedSource::Group(reader) => catalog.group_end(reader.group).max(position),
         }
     }
@@ -62,7 +63,7 @@ impl FeedSource<'_> {
     /// The message of the stream up to which a reader at the end has everything.
     fn seen(self, catalog: &Catalog) -> StreamPosition {
         match self {
-            FeedSource::Namespace(namespace) => catalog.seen(namespace),
+            FeedSource::Namespace(namespace, _) => catalog.seen(namespace),
             // A reader of a group's log begins anew at another replica: a group is small.
             FeedSource::Group(_) => StreamPosition::default(),
         }
@@ -70,29 +71,25 @@ impl FeedSource<'_> {
 
     fn cursor(self, catalog: &Catalog, sequence: u64) -> FeedCursor {
         match self {
-            FeedSource::Namespace(namespace) => catalog.cursor(namespace, sequence),
+            FeedSource::Namespace(namespace, _) => catalog.cursor(namespace, sequence),
             FeedSource::Group(reader) => catalog.group_cursor(reader.group, sequence),
         }
     }
 }
 
 /// Reads the changes of a namespace after a cursor. It returns at least one if there is one, and at most
-/// `tokens_max` tokens unless the first change has more.
+/// `tokens_max` tokens unless the first change has more. How documents grow that are the reader's `own` is left out.
 ///
 /// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn read_feed(
     shared: &SharedStore,
     namespace: NamespaceId,
     after: FeedCursor,
+    own: &HashSet<DocumentId>,
     tokens_max: usize,
 ) -> Result<FeedRead, ApiError> {
-    read(
-        shared,
-        FeedSource::Namespace(namespace),
-        after,
-        tokens_max,
-        |_, _| {},
-    )
+    let source = FeedSource::Namespace(namespace, own);
+    read(shared, source, after, tokens_max, |_, _| {})
 }
 
 /// [`read_feed`] of a group's log. `seen` gets each change that is read, with the catalog at that moment.

@@ -305,7 +305,14 @@ struct Follower {
 impl Follower {
     /// Reads once. Returns whether that was the end of the feed.
     fn poll(&mut self, store: &Store, namespace: NamespaceId, tokens_max: usize) -> bool {
-        let read = read_feed(&store.shared, namespace, self.cursor, tokens_max).unwrap();
+        let read = read_feed(
+            &store.shared,
+            namespace,
+            self.cursor,
+            &Default::default(),
+            tokens_max,
+        )
+        .unwrap();
         assert!(read.damaged.is_empty());
         if read.reply.reset {
             self.resets += 1;

@@ -104,6 +104,7 @@ impl Store {
         let request = FollowRequest {
             namespace: signer.sign(names()),
             after: FeedCursor::default(),
+            own: Vec::new(),
             max_tokens: 1 << 20,
             wait_ms: 0,
         };

@@ -82,6 +82,7 @@ async fn follow(
     let request = FollowRequest {
         namespace: sign(mesh, "one"),
         after,
+        own: Vec::new(),
         max_tokens: 1 << 20,
         wait_ms,
     };

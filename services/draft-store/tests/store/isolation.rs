@@ -65,6 +65,7 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
             body(&FollowRequest {
                 namespace: namespace.clone(),
                 after: FeedCursor::default(),
+                own: Vec::new(),
                 max_tokens: 1_000,
                 wait_ms: 0,
             }),

@@ -215,6 +215,7 @@ impl Follower {
             let request = FollowRequest {
                 namespace: store.sign(tenant),
                 after: self.cursor,
+                own: Vec::new(),
                 max_tokens: 500,
                 wait_ms: 0,
             };

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use refrain_protocol::ErrorKind;
-use refrain_rpc::HttpDraftStore;
+use refrain_protocol::admin::EraseRequest;
+use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 
 use super::*;
@@ -13,6 +14,7 @@ fn follow(store: &Store, tenant: &str, after: FeedCursor, wait_ms: u32) -> Follo
     FollowRequest {
         namespace: store.sign(tenant),
         after,
+        own: Vec::new(),
         max_tokens: 1000,
         wait_ms,
     }
@@ -116,6 +118,45 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
         .unwrap();
     assert!(reply.events.is_empty() && reply.caught_up);
     assert!(started.elapsed() >= Duration::from_millis(30));
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_follower_is_not_sent_what_it_writes_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let own = |after, wait_ms| FollowRequest {
+        own: vec![DocumentId(1)],
+        ..follow(&store, "a", after, wait_ms)
+    };
+    let sent = vec![update(1, 0, &[1, 2]), update(2, 0, &[3])];
+    store.append("a", sent).await.unwrap();
+    let first = own(FeedCursor::default(), 0);
+    let reply = store.handle().follow(first).await.unwrap();
+    let [FeedEvent::Update(other)] = &reply.events[..] else {
+        panic!("{:?}", reply.events)
+    };
+    assert_eq!((other.document, reply.caught_up), (DocumentId(2), true));
+    // Its growth ends no wait, and is behind the follower after that.
+    let (handle, request) = (store.handle(), own(reply.cursor, 300));
+    let waiting = tokio::spawn(async move { handle.follow(request).await });
+    eventually(async || store.handle().observe().waiters > 0).await;
+    store.append("a", vec![update(1, 2, &[5])]).await.unwrap();
+    let reply = waiting.await.unwrap().unwrap();
+    assert_eq!((reply.events.len(), reply.caught_up), (0, true));
+    let rest = follow(&store, "a", reply.cursor, 0);
+    assert_eq!(store.handle().follow(rest).await.unwrap().events, []);
+    // It is told of the removal.
+    let erased = EraseRequest {
+        tenant: Some("a".into()),
+        ..EraseRequest::default()
+    };
+    store.handle().erase(erased).await.unwrap();
+    let last = own(reply.cursor, 0);
+    let mut removed = store.handle().follow(last).await.unwrap().events;
+    removed.sort_by_key(|event| matches!(event, FeedEvent::Remove(DocumentId(2))));
+    let all = [DocumentId(1), DocumentId(2)].map(FeedEvent::Remove);
+    assert_eq!(removed, all);
     store.stop().await;
 }
 

@@ -27,11 +27,19 @@ pub struct DraftIndex {
     next_ordinal: u64,
     /// Documents of the index's live part.
     live: HashMap<DocumentId, LiveState>,
-    /// Documents of requests that run here, with the number of attempts at each. They are never evicted and never
-    /// sealed.
-    pinned: HashMap<DocumentId, u32>,
+    /// Documents of requests that run here. They are never evicted and never sealed.
+    pinned: HashMap<DocumentId, Pin>,
     /// Documents that are being taken back from segments. The live part has the beginnings of their texts.
     reviving: HashMap<DocumentId, Revival>,
+}
+
+/// A document whose request runs here.
+#[derive(Default)]
+struct Pin {
+    /// Attempts at it.
+    attempts: u32,
+    /// Its text is here from the beginning, and comes from its request alone.
+    is_begun_here: bool,
 }
 
 struct DocumentState {
@@ -119,8 +127,8 @@ impl DraftIndex {
     ///
     /// An earlier attempt of the same epoch may have emitted other tokens than the request that brings the update.
     /// Until the request `is_sole_source` of what stands here, the text is compared with the update, and the update
-    /// holds. The feed needs no comparison, and counts as the sole source. Returns whether the request is the sole
-    /// source from here on: nothing of an earlier attempt stands behind the update.
+    /// holds. Returns whether the request is the sole source from here on: nothing of an earlier attempt stands
+    /// behind the update.
     ///
     /// # Errors
     /// The index has no capacity for more states.
@@ -133,10 +141,21 @@ impl DraftIndex {
         self.apply(update, !is_sole_source, now)?;
         let emitted_len = update.prev_len + update.tokens.len() as u32;
         let len = self.len_of(update.document);
+        if update.prev_len == 0
+            && len == Some(emitted_len)
+            && let Some(pin) = self.pinned.get_mut(&update.document)
+        {
+            pin.is_begun_here = true;
+        }
         Ok(is_sole_source || len.is_none_or(|len| len <= emitted_len))
     }
 
-    fn apply(
+    /// Applies an update of the store's feed; see [`merge`](Self::merge). With `compares`, its text holds against the
+    /// one that stands here.
+    ///
+    /// # Errors
+    /// The index has no capacity for more states.
+    pub(super) fn apply(
         &mut self,
         update: DocumentUpdateRef<'_>,
         compares: bool,
@@ -234,14 +253,14 @@ impl DraftIndex {
     /// Keeps a document from eviction and sealing while a request emits its output. A sealed document begins to be
     /// taken back to the live part, because it is going to grow; [`revive_part`](Self::revive_part) goes on with it.
     pub(super) fn pin(&mut self, document: DocumentId, now: Instant) {
-        *self.pinned.entry(document).or_default() += 1;
+        self.pinned.entry(document).or_default().attempts += 1;
         self.begin_revival(document, now);
     }
 
     pub(super) fn unpin(&mut self, document: DocumentId) {
-        if let Some(attempts) = self.pinned.get_mut(&document) {
-            *attempts -= 1;
-            if *attempts == 0 {
+        if let Some(pin) = self.pinned.get_mut(&document) {
+            pin.attempts -= 1;
+            if pin.attempts == 0 {
                 self.pinned.remove(&document);
             }
         }
@@ -250,6 +269,12 @@ impl DraftIndex {
     /// The documents of requests that run here.
     pub(super) fn pinned(&self) -> Vec<DocumentId> {
         self.pinned.keys().copied().collect()
+    }
+
+    /// Those of them whose text is here from the beginning, so that the store has nothing new of it.
+    pub(super) fn begun_here(&self) -> Vec<DocumentId> {
+        let begun = self.pinned.iter().filter(|(_, pin)| pin.is_begun_here);
+        begun.map(|(document, _)| *document).collect()
     }
 
     pub(super) fn is_pinned(&self, document: DocumentId) -> bool {
@@ -275,6 +300,9 @@ impl DraftIndex {
         for document in documents {
             self.live.remove(document);
             self.reviving.remove(document);
+            if let Some(pin) = self.pinned.get_mut(document) {
+                pin.is_begun_here = false;
+            }
             if let Some(state) = self.documents.remove(document) {
                 self.by_age.remove(&state.ordinal);
             }

@@ -3,15 +3,18 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use refrain_protocol::ErrorKind;
 use refrain_protocol::document::{FeedCursor, FeedEvent, FollowReply, FollowRequest};
 use refrain_protocol::error::code;
+use refrain_protocol::{DocumentId, ErrorKind};
 use tokio::time::Instant;
 
 use super::ingest::Ingest;
 use super::moved::has_moved;
 use super::registry::SharedState;
 use super::take_over::{TakeOverRetry, store_backoff};
+
+/// Most documents that a call names as the reader's own. Further ones come back with the feed.
+const OWN_DOCUMENTS_MAX: usize = 1_024;
 
 impl Ingest {
     /// Keeps the namespace up to date until it is aborted.
@@ -37,6 +40,7 @@ impl Ingest {
             let request = FollowRequest {
                 namespace: namespace.signed(),
                 after: cursor,
+                own: self.own_documents(),
                 max_tokens: config.follow_tokens,
                 wait_ms: match is_taken_over {
                     true => 0,
@@ -98,6 +102,13 @@ impl Ingest {
                 }
             }
         }
+    }
+
+    /// The documents that the feed may leave out: requests here write them, and write all of their text.
+    fn own_documents(&self) -> Vec<DocumentId> {
+        let mut own = self.namespace.read().begun_here();
+        own.truncate(OWN_DOCUMENTS_MAX);
+        own
     }
 
     /// Applies a reply of the feed.

@@ -92,11 +92,13 @@ impl NamespaceReplica {
         }
     }
 
-    /// Applies an update of the store's feed. The text of an output that a request here emits is newer than that.
+    /// Applies a part of an update of the store's feed. The text of an output that a request here emits is newer than
+    /// that.
     pub(super) fn merge_received(&self, update: DocumentUpdateRef<'_>) {
         let is_mixed = self.is_mixed.load(Ordering::Relaxed);
         let compares = is_mixed && !self.read().is_pinned(update.document);
-        if let Err(error) = self.merge_emitted(update, !compares) {
+        let applied = self.write().apply(update, compares, Instant::now());
+        if let Err(error) = applied {
             tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
         }
     }

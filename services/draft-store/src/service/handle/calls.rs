@@ -64,6 +64,10 @@ impl DraftStore for DraftStoreHandle {
         let _running = self.enter()?;
         let inner = &*self.inner;
         let namespace = self.namespace_of(&request.namespace)?;
+        let most = inner.config.tuning.updates_max;
+        self.check_count(request.own.len(), most, "own documents", Limit::Updates)?;
+        let own: Arc<HashSet<DocumentId>> = Arc::new(request.own.into_iter().collect());
+        let mut after = request.after;
         let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
         let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
         let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
@@ -71,7 +75,8 @@ impl DraftStore for DraftStoreHandle {
         let mut changes = (wait_ms > 0).then(|| inner.shared.subscribe(namespace));
         let mut waiting = None;
         loop {
-            let read = move |shared: &_| read_feed(shared, namespace, request.after, tokens_max);
+            let own = own.clone();
+            let read = move |shared: &_| read_feed(shared, namespace, after, &own, tokens_max);
             let FeedRead { reply, damaged } = self.read_blocking(read).await?;
             self.report(damaged);
             let left = deadline.saturating_duration_since(Instant::now());
@@ -82,6 +87,8 @@ impl DraftStore for DraftStoreHandle {
             if news || left.is_zero() || inner.drain.is_draining() {
                 return Ok(reply);
             }
+            // The next read need not look again at what this one left out.
+            after = reply.cursor;
             if waiting.is_none() {
                 waiting = CountedCall::begin(&inner.wait_permits, &inner.metrics.feed_waiters);
                 if waiting.is_none() {

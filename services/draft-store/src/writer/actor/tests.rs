@@ -63,7 +63,14 @@ fn after_a_panic_only_durable_changes_are_visible() {
     assert!(!shared.is_open() && shared.read().is_err());
     assert!(writer.run(WriterCore::tick).is_err());
     writer.reopen().unwrap();
-    let read = read_feed(&shared, kept[0].namespace, Default::default(), 100).unwrap();
+    let read = read_feed(
+        &shared,
+        kept[0].namespace,
+        Default::default(),
+        &Default::default(),
+        100,
+    )
+    .unwrap();
     assert_eq!(read.reply.events.len(), 1);
     assert_eq!(
         (

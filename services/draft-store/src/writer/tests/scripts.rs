@@ -368,7 +368,14 @@ fn a_damaged_record_costs_only_itself() {
     // A damaged piece is noticed by a reader.
     let piece = crate::record::piece_key(key("a", 2), 0);
     store.log.records().get_mut(&piece).unwrap()[20] ^= 4;
-    let read = read_feed(&store.shared, names("a").id(), FeedCursor::default(), 1000).unwrap();
+    let read = read_feed(
+        &store.shared,
+        names("a").id(),
+        FeedCursor::default(),
+        &Default::default(),
+        1000,
+    )
+    .unwrap();
     assert_eq!(read.damaged.iter().collect::<Vec<_>>(), [&key("a", 2)]);
     assert_eq!(read.reply.events.len(), 3, "two documents and a tombstone");
     let keys: Vec<_> = read.damaged.into_iter().collect();

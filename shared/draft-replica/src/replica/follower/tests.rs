@@ -123,6 +123,46 @@ async fn a_refused_follower_asks_ever_more_seldom_and_still_gets_news() {
     replica.stop();
 }
 
+#[tokio::test(start_paused = true)]
+async fn outputs_that_are_written_here_from_the_beginning_are_not_asked_for() {
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    let store = Arc::new(FakeStore::default());
+    let replica = DraftReplica::new(ReplicaConfig::default(), 64, store.clone(), metrics);
+    let namespace = replica.namespace(NamespaceId(1), &signed());
+    let emitted = |document, prev_len| DocumentUpdate {
+        document: DocumentId(document),
+        epoch: 1,
+        prev_len,
+        tokens: vec![7, 8],
+        head: DocumentHead::default(),
+        finish: None,
+    };
+    for document in [1, 2, 3, 4] {
+        namespace.pin(DocumentId(document));
+    }
+    // The second one was begun elsewhere, and the fourth is removed.
+    for (document, prev_len) in [(1, 0), (1, 2), (2, 5), (3, 0), (4, 0)] {
+        namespace.merge((&emitted(document, prev_len)).into());
+    }
+    namespace.write().remove(&[DocumentId(4)]);
+    namespace.unpin(DocumentId(3));
+    store.push_news(document(9, &[1]));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let last = store.content().calls.last().cloned();
+    let Some(StoreCall::Follow(last)) = last else {
+        panic!("{last:?}");
+    };
+    assert_eq!(last.own, [DocumentId(1)]);
+    // The feed brings the text of the others.
+    for number in 1..=3 {
+        store.push_news(document(number, &[7, 8, 9, 10, 11, 12]));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let len = |number| namespace.read().len_of(DocumentId(number));
+    assert_eq!([len(1), len(2), len(3)], [Some(4), Some(6), Some(6)]);
+    replica.stop();
+}
+
 #[test]
 fn each_outage_is_logged_once_and_refusals_once_for_all() {
     use ErrorKind::{Overloaded, Unavailable};

@@ -52,7 +52,14 @@ impl Reader {
         let mut caught_up = true;
         for (copy, tenant) in self.copies.iter_mut().zip(["a", "b"]) {
             let namespace = names(tenant).id();
-            let read = read_feed(shared, namespace, copy.cursor, tokens_max).unwrap();
+            let read = read_feed(
+                shared,
+                namespace,
+                copy.cursor,
+                &Default::default(),
+                tokens_max,
+            )
+            .unwrap();
             assert!(read.damaged.is_empty());
             let reply = read.reply;
             self.events += reply.events.len();
