@@ -52,10 +52,10 @@ impl FormPace {
         self.saved = self.saved.saturating_sub(taken);
     }
 
-    /// Whether a draft has taken enough time of a step, from now on. The rest of the draft is cut, which changes no
-    /// output.
-    pub(super) fn slice(pace: Option<&Self>) -> impl Fn() -> bool + use<> {
-        let until = pace.map(|_| thread_time() + SAVED_MAX);
+    /// Whether a draft has taken its part of the saved time, from now on: one of `parts`. The rest of the draft is
+    /// cut, which changes no output. So a wide draft does not make its form a slow one, whose steps have no draft.
+    pub(super) fn slice(pace: Option<&Self>, parts: u32) -> impl Fn() -> bool + use<> {
+        let until = pace.map(|pace| thread_time() + pace.saved / parts);
         move || until.is_some_and(|until| thread_time() >= until)
     }
 

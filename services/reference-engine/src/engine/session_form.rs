@@ -25,6 +25,10 @@ const MASKS_AHEAD_MIN: usize = 8;
 /// Maximum number of tokens that a step follows by itself. More come where a session opens with an output.
 const FOLLOWED_MAX: usize = 8;
 
+/// Parts of the saved time, of which a draft gets one for the question which nodes are allowed. Their masks, which take
+/// longer, get what is left.
+const JUDGING_PARTS: u32 = 3;
+
 /// Why a form has no answer for a step.
 #[derive(Debug)]
 pub(super) enum FormFault {
@@ -290,7 +294,7 @@ impl SessionForm {
             }
             Ok(())
         };
-        self.visit(draft, &|_| true, mark);
+        self.visit(draft, JUDGING_PARTS, &|_| true, mark);
         allowed
     }
 
@@ -312,17 +316,18 @@ impl SessionForm {
             }
             Ok(())
         };
-        if self.visit(draft, &|node| computed[node].is_some(), make) {
+        if self.visit(draft, 1, &|node| computed[node].is_some(), make) {
             self.ahead = ahead;
         }
     }
 
-    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too, as far as the
-    /// time of a step allows. Returns whether it came back to the end of the text. If it did not, it begins anew, and
-    /// drafts are cut from then on.
+    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too, as far as one
+    /// of so many parts of the saved time allows. Returns whether it came back to the end of the text. If it did not,
+    /// it begins anew, and drafts are cut from then on.
     fn visit(
         &mut self,
         draft: &Draft,
+        parts: u32,
         wanted: &dyn Fn(usize) -> bool,
         at: impl FnMut(Option<usize>, &mut Matcher) -> Result<(), GrammarError>,
     ) -> bool {
@@ -332,7 +337,7 @@ impl SessionForm {
         self.has_visited = true;
         let len = self.matcher.len();
         let mut pace = self.pace.take();
-        let is_over = FormPace::slice(pace.as_ref());
+        let is_over = FormPace::slice(pace.as_ref(), parts);
         let visit = || self.visit_nodes(draft, wanted, &is_over, at);
         let is_back = FormPace::spend(&mut pace, visit).is_ok();
         self.pace = pace;
