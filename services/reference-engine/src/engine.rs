@@ -38,7 +38,7 @@ use planned_item::PlannedItem;
 use pooling::Pooling;
 use session::Session;
 use session_form::{
-    FormFault, MaskTask, SessionForm, beside, compiling, form_error, lost, working,
+    FormFault, MaskTask, MaskThreads, SessionForm, compiling, form_error, lost, working,
     working_on_opening,
 };
 use sessions::{SessionTimes, Sessions};
@@ -86,8 +86,8 @@ pub(crate) struct EngineCore {
     forms_leave: bool,
     /// Forms of sessions that are yet to open, which threads work on, with the time when they were asked for.
     opening_forms: HashMap<EngineSessionId, (FormSlot, Instant)>,
-    /// Number of threads that make masks during a forward pass.
-    mask_threads: usize,
+    /// The threads that make masks during a forward pass.
+    mask_threads: MaskThreads,
 }
 
 #[cfg(test)]
@@ -141,8 +141,10 @@ impl EngineCore {
             forms_leave: false,
             opening_forms: HashMap::new(),
             // If the forward pass takes all cores, masks would only wait for it.
-            mask_threads: std::thread::available_parallelism()
-                .map_or(0, |cores| cores.get().saturating_sub(config.threads)),
+            mask_threads: MaskThreads::new(
+                std::thread::available_parallelism()
+                    .map_or(0, |cores| cores.get().saturating_sub(config.threads)),
+            ),
         }
     }
 
@@ -178,7 +180,7 @@ impl EngineCore {
     /// Sets how many threads make masks during a forward pass.
     #[cfg(test)]
     pub(crate) fn set_mask_threads(&mut self, threads: usize) {
-        self.mask_threads = threads;
+        self.mask_threads = MaskThreads::new(threads);
     }
 
     /// The signals that end the work on the forms of sessions that are yet to open.
@@ -374,9 +376,9 @@ impl EngineCore {
                 ..Branch::new(&mut session.kv, item.start, &item.chain)
             });
         }
-        let pass = beside(tasks, self.mask_threads, || {
-            self.forward.run(&self.model, &mut branches)
-        });
+        let pass = self
+            .mask_threads
+            .beside(tasks, || self.forward.run(&self.model, &mut branches));
         let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,

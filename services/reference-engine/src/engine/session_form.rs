@@ -25,8 +25,8 @@ const MASKS_AHEAD_MIN: usize = 8;
 /// Maximum number of tokens that a step follows by itself. More come where a session opens with an output.
 const FOLLOWED_MAX: usize = 8;
 
-/// Parts of the saved time, of which a draft gets one for the question which nodes are allowed. Their masks, which take
-/// longer, get what is left.
+/// Parts of the saved time, of which a draft gets one for the question which nodes are allowed. Their masks take
+/// longer, and get what is left.
 const JUDGING_PARTS: u32 = 3;
 
 /// Why a form has no answer for a step.
@@ -465,29 +465,36 @@ pub(super) struct MaskTask<'a> {
     pub(super) text_len: usize,
 }
 
-/// Runs `pass`, and makes the masks of `tasks` on at most `threads` threads beside it. Masks that are not made here
-/// are made when they are needed, which is less work in all.
-pub(super) fn beside<T>(tasks: Vec<MaskTask<'_>>, threads: usize, pass: impl FnOnce() -> T) -> T {
-    let nodes = |task: &MaskTask<'_>| task.computed.iter().flatten().count() + 1;
-    let masks: usize = tasks.iter().map(nodes).sum();
-    if threads == 0 || masks < MASKS_AHEAD_MIN {
-        return pass();
+/// The threads that make masks during forward passes. They last: what a new thread takes to get memory of its own can
+/// be more than the time of its masks.
+#[derive(Debug)]
+pub(super) struct MaskThreads(Option<rayon::ThreadPool>);
+
+impl MaskThreads {
+    /// Starts so many threads. Without any, masks are made when they are needed.
+    pub(super) fn new(threads: usize) -> Self {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = pool.thread_name(|_| "masks".to_owned());
+        let pool = (threads > 0).then(|| pool.build());
+        MaskThreads(pool.and_then(Result::ok))
     }
-    let mut shares: Vec<Vec<MaskTask<'_>>> = Vec::new();
-    shares.resize_with(threads.min(tasks.len()), Vec::new);
-    let count = shares.len();
-    for (place, task) in tasks.into_iter().enumerate() {
-        shares[place % count].push(task);
-    }
-    std::thread::scope(|scope| {
-        for share in shares {
-            scope.spawn(move || {
-                for task in share {
+
+    /// Runs `pass`, and makes the masks of `tasks` beside it. Masks that are not made here are made when they are
+    /// needed, which is less work in all.
+    pub(super) fn beside<T>(&self, tasks: Vec<MaskTask<'_>>, pass: impl FnOnce() -> T) -> T {
+        let nodes = |task: &MaskTask<'_>| task.computed.iter().flatten().count() + 1;
+        let masks: usize = tasks.iter().map(nodes).sum();
+        let Some(pool) = self.0.as_ref().filter(|_| masks >= MASKS_AHEAD_MIN) else {
+            return pass();
+        };
+        pool.in_place_scope(|scope| {
+            for task in tasks {
+                scope.spawn(move |_| {
                     task.form
                         .make_masks(task.draft, task.computed, task.text_len);
-                }
-            });
-        }
-        pass()
-    })
+                });
+            }
+            pass()
+        })
+    }
 }
