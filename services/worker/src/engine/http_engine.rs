@@ -98,13 +98,8 @@ impl VerifyingEngine for HttpEngine {
             return client.post_json(path, &request, None).await;
         }
         let body = encode_token_body(request)?;
-        let reply = client
-            .post_bytes(path, StepRequest::CONTENT_TYPE, body, client.timeout())
-            .await?;
-        serde_json::from_slice(&reply).map_err(|error| {
-            let message = "the engine's answer to a step is not what this version expects";
-            ApiError::new(ErrorKind::Unavailable, message).with_detail(error)
-        })
+        let content_type = StepRequest::CONTENT_TYPE;
+        client.post_bytes_for_json(path, content_type, body).await
     }
 
     async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {

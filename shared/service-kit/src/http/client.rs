@@ -231,6 +231,23 @@ impl MeshClient {
         self.read(request).await
     }
 
+    /// Posts bytes and reads JSON, as an ordinary call.
+    ///
+    /// # Errors
+    /// As [`MeshClient::post_json`].
+    pub async fn post_bytes_for_json<A: DeserializeOwned>(
+        &self,
+        path: &str,
+        content_type: &'static str,
+        body: Vec<u8>,
+    ) -> Result<A, ApiError> {
+        let request = self
+            .request(reqwest::Method::POST, path)
+            .header(CONTENT_TYPE, content_type)
+            .body(body);
+        self.read_json(request.timeout(self.timeout)).await
+    }
+
     /// Posts JSON and returns the response once its head has arrived, within `head_timeout`. The body is a stream
     /// without a deadline, so its reader has to notice when it falls silent.
     ///
