@@ -1,13 +1,18 @@
 //! The file of tenants, in TOML. It has no secrets: keys are there as their SHA-256.
 
 use std::collections::HashSet;
+use std::path::Path;
 
+use anyhow::Context as _;
 use refrain_protocol::TenantName;
 use refrain_protocol::names::NAME_BYTES_MAX;
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+
+/// Largest file, bytes: some hundred thousand keys.
+const BYTES_MAX: u64 = 64 << 20;
 
 /// All tenants.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -236,6 +241,21 @@ pub fn expiry_text(unix_s: i64) -> anyhow::Result<String> {
 }
 
 impl TenantsFile {
+    /// The text of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is larger than any list of tenants.
+    pub(super) fn read_text(path: &Path) -> anyhow::Result<String> {
+        let name = || format!("the file of tenants, {}, cannot be read", path.display());
+        let bytes = std::fs::metadata(path).with_context(name)?.len();
+        anyhow::ensure!(
+            bytes <= BYTES_MAX,
+            "the file of tenants, {}, has {bytes} bytes; at most {BYTES_MAX} are read",
+            path.display()
+        );
+        std::fs::read_to_string(path).with_context(name)
+    }
+
     /// Reads the text of a file.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Follows the tenants, in a file or in the draft store: changes hold within a second or so, and broken ones change
 //! nothing.
 
-pub(super) mod file;
+mod file;
 mod key_ends;
 mod store;
 mod taking;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::file::TenantsFile;
-use super::follow::file::read;
 use super::store_tenants::{StoreTenants, VersionedTenant, unreadable};
 
 /// The place of the tenants. Cheap to clone.
@@ -30,7 +29,7 @@ impl TenantsSource {
             TenantsSource::None => Err(nowhere()),
             TenantsSource::File(path) => {
                 let path = path.clone();
-                let read = tokio::task::spawn_blocking(move || read(&path)).await;
+                let read = tokio::task::spawn_blocking(move || TenantsFile::read_text(&path)).await;
                 let text = read.map_err(ApiError::internal)?;
                 let text = text.map_err(|error| unreadable(format!("{error:#}")))?;
                 let file = TenantsFile::parse(&text).map_err(unreadable)?;

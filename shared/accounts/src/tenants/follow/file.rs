@@ -1,14 +1,11 @@
 //! Follows a file of tenants.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 
 use super::taking::Taking;
 use crate::tenants::file::TenantsFile;
-
-/// Largest file, bytes: some hundred thousand keys.
-const BYTES_MAX: u64 = 64 << 20;
 
 /// A file, and what was seen of it. The content is compared, because a mounted Secret changes by links.
 pub(super) struct FileFollower {
@@ -24,7 +21,7 @@ pub(super) struct FileFollower {
 impl FileFollower {
     /// Takes the file over.
     pub(super) fn start(path: PathBuf, taking: Taking) -> anyhow::Result<Self> {
-        let known = read(&path)?;
+        let known = TenantsFile::read_text(&path)?;
         parse(&known)
             .and_then(|file| taking.take_over(&file))
             .map_err(|faults| anyhow!("{}: {faults}", path.display()))?;
@@ -40,7 +37,7 @@ impl FileFollower {
     /// Looks at the file once.
     pub(super) async fn look(&mut self) {
         let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || read(&path)).await;
+        let read = tokio::task::spawn_blocking(move || TenantsFile::read_text(&path)).await;
         let text = match read {
             Ok(Ok(text)) => text,
             Ok(Err(error)) => {
@@ -66,18 +63,6 @@ impl FileFollower {
             Err(faults) => self.taking.report(&mut self.trouble, faults),
         }
     }
-}
-
-/// Reads the text of a file of tenants.
-pub(in crate::tenants) fn read(path: &Path) -> anyhow::Result<String> {
-    let name = || format!("the file of tenants, {}, cannot be read", path.display());
-    let bytes = std::fs::metadata(path).with_context(name)?.len();
-    anyhow::ensure!(
-        bytes <= BYTES_MAX,
-        "the file of tenants, {}, has {bytes} bytes; at most {BYTES_MAX} are read",
-        path.display()
-    );
-    std::fs::read_to_string(path).with_context(name)
 }
 
 fn parse(text: &str) -> Result<TenantsFile, String> {
