@@ -1,8 +1,14 @@
-//! [`Candidate`]: a draft that was found, and what is known about it.
+//! [`Candidate`]: a draft that was found, and what is known about it: its tree, its source, and what speaks for it.
+
+mod source;
+mod tree;
+mod witnesses;
 
 use refrain_suffix_index::Token;
 
-use super::{DraftNode, DraftTree, Scope, Source};
+pub use self::source::{Scope, Source};
+pub use self::tree::{DraftNode, DraftTree, Origin};
+pub use self::witnesses::Witnesses;
 
 /// The best draft that was found.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +41,7 @@ impl Candidate {
     }
 
     /// A draft of this tree, whose SCORE is by its D(N).
-    pub(super) fn of_tree(tree: DraftTree, match_len: u32, source: Source, scope: Scope) -> Self {
+    pub(crate) fn of_tree(tree: DraftTree, match_len: u32, source: Source, scope: Scope) -> Self {
         Candidate {
             score: tree.score(),
             tree,
@@ -47,7 +53,7 @@ impl Candidate {
     }
 
     /// The same draft, which follows this token.
-    pub(super) fn following(self, after: Option<Token>) -> Self {
+    pub(crate) fn following(self, after: Option<Token>) -> Self {
         Candidate { after, ..self }
     }
 

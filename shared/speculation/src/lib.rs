@@ -42,6 +42,7 @@
 //! | [`statistics`] | how often drafts of a kind are accepted, per namespace | [`statistics::AcceptanceStatistics`] |
 //! | [`verify`] | the lossless acceptance rules | [`verify::walk`] |
 
+mod candidate;
 mod decayed;
 pub mod draft;
 pub mod router;

@@ -37,7 +37,7 @@ use self::forced::Unforced;
 use self::head::HeadTable;
 use self::model::Model;
 pub(crate) use self::model::UnderMatch;
-use crate::draft::{Candidate, Scope, Source};
+use crate::candidate::{Candidate, Scope, Source};
 
 pub use bytes::{STATISTICS_BYTES_MAX, StatisticsError};
 

@@ -2,7 +2,7 @@
 
 use refrain_suffix_index::Token;
 
-use crate::draft::{Candidate, DraftNode, Origin, Scope, Source};
+use crate::candidate::{Candidate, DraftNode, Origin, Scope, Source};
 
 /// (parent, token, D, count)
 pub(crate) type Node = (Option<u32>, Token, f32, u32);

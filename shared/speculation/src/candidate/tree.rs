@@ -47,13 +47,13 @@ pub struct DraftTree {
 impl DraftTree {
     /// A tree of these nodes; `None` if a parent does not stand before its child, or if two siblings have one token,
     /// which verification could not distinguish.
-    pub(super) fn of_nodes(nodes: Vec<DraftNode>) -> Option<Self> {
+    pub(crate) fn of_nodes(nodes: Vec<DraftNode>) -> Option<Self> {
         let tree = DraftTree { nodes };
         tree.is_sound().then_some(tree)
     }
 
     /// A tree of nodes that are known to form one.
-    pub(super) fn of_sound_nodes(nodes: Vec<DraftNode>) -> Self {
+    pub(crate) fn of_sound_nodes(nodes: Vec<DraftNode>) -> Self {
         let tree = DraftTree { nodes };
         debug_assert!(
             tree.is_sound(),
@@ -121,7 +121,7 @@ impl DraftTree {
     }
 
     /// These nodes as a new tree; `nodes` is ascending. A node whose parent is dropped is dropped as well.
-    pub(super) fn select(&self, nodes: &[u32]) -> DraftTree {
+    pub(crate) fn select(&self, nodes: &[u32]) -> DraftTree {
         let mut places = vec![None; self.nodes.len()];
         let mut selected = Vec::with_capacity(nodes.len());
         for &at in nodes {

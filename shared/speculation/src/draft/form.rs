@@ -3,7 +3,7 @@
 
 use refrain_suffix_index::Token;
 
-use super::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
+use crate::candidate::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
 
 /// The form of an output, at the end of the output so far.
 pub trait Form {

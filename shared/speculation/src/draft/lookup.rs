@@ -2,7 +2,7 @@
 
 use refrain_suffix_index::{Cursor, Index, Sighting, Token};
 
-use super::{Origin, Scope, Source};
+use crate::candidate::{Origin, Scope, Source};
 
 /// One place to search for a draft: an index, and the position of the context in it.
 #[derive(Clone, Copy)]

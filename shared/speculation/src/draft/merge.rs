@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use refrain_suffix_index::{Sighting, Token};
 
+use super::Lookup;
 use super::expand::Drafted;
 use super::params::Limits;
-use super::{Candidate, DraftNode, DraftTree, Lookup, Witnesses};
+use crate::candidate::{Candidate, DraftNode, DraftTree, Witnesses};
 use crate::statistics::kinds;
 
 /// The part of the doubt about a node that a match takes away which is sure of it. Matches are often of one text, so

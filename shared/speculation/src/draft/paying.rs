@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Candidate, DraftNode, DraftTree};
+use crate::candidate::{Candidate, DraftNode, DraftTree};
 
 impl Candidate {
     /// The part whose tokens are worth their price: those of which the path is accepted with a probability of at
@@ -68,7 +68,7 @@ pub(super) fn best_paths(nodes: &[DraftNode], worth: &[f32], paths: usize) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{Origin, Scope, Source};
+    use crate::candidate::{Origin, Scope, Source};
 
     /// A tree of these parents, whose tokens are the numbers of the nodes.
     fn candidate(parents: &[Option<u32>]) -> Candidate {

@@ -4,12 +4,13 @@ use std::cell::RefCell;
 
 use refrain_suffix_index::Token;
 
+use super::Lookup;
 use super::expand::Expander;
 use super::merge::Merge;
 use super::params::{Expansion, Limits, ProposeParams};
 use super::paying::best_paths;
 use super::values::{Values, worth};
-use super::{Candidate, DraftNode, DraftTree, Lookup, Scope};
+use crate::candidate::{Candidate, DraftNode, DraftTree, Scope};
 use crate::statistics::AcceptanceStatistics;
 
 /// The tree with the highest SCORE over all lookups and pattern lengths; `None` if nothing follows any

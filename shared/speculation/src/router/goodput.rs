@@ -25,7 +25,7 @@ use super::{
     Frame, HeadDraft, Offer, Outcome, Pace, Prospect, Route, RouteReason, RouterParams, Step,
 };
 use crate::DecayedRatio;
-use crate::draft::Candidate;
+use crate::candidate::Candidate;
 use crate::statistics::AcceptanceStatistics;
 
 /// The figures that are learnt for one namespace.

@@ -9,7 +9,7 @@
 use refrain_suffix_index::Token;
 
 use crate::DecayedRatio;
-use crate::draft::{Candidate, DraftNode};
+use crate::candidate::{Candidate, DraftNode};
 
 /// Assumed ratio before any observation: where the head has failed, a suffix draft is right half as often as
 /// elsewhere.

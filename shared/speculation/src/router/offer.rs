@@ -6,7 +6,7 @@ use super::decision::{Asked, Decision, HeadDraft, Route, RouteReason};
 use super::params::RouterParams;
 use super::prospect::Prospect;
 use super::score::{Fallback, route_by_score};
-use crate::draft::Candidate;
+use crate::candidate::Candidate;
 
 /// The draft of a step.
 #[derive(Clone, Debug, Default, PartialEq)]

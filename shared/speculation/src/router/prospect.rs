@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::decision::{Asked, HeadState};
 use super::score::Found;
 use super::urgency::{Pace, Priority};
-use crate::draft::Candidate;
+use crate::candidate::Candidate;
 
 /// The drafts that a request could have verified in a step that samples for it.
 #[derive(Clone, Debug)]

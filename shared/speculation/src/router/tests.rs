@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use refrain_suffix_index::Token;
 
 use super::*;
-use crate::draft::{Candidate, Scope};
+use crate::candidate::{Candidate, Scope};
 use crate::testing::draft;
 
 /// A request: how it asks, the length of its suffix draft, what it can use, and the state of its head.

@@ -180,7 +180,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::draft::{Scope, Source};
+    use crate::candidate::{Scope, Source};
     use crate::statistics::features::NodeFeatures;
     use crate::testing::drafted_once;
 

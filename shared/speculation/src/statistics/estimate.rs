@@ -1,6 +1,6 @@
 //! The estimate of one draft by both stages, with what learning needs of it.
 
-use crate::draft::{Candidate, DraftNode};
+use crate::candidate::{Candidate, DraftNode};
 
 use super::features::{NodeFeatures, kind};
 use super::{AcceptanceStatistics, CORRECTION_MIN, EXPECTED_EDGES, PROBABILITY_MAX};

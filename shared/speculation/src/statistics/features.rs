@@ -2,7 +2,7 @@
 
 use refrain_suffix_index::Token;
 
-use crate::draft::{Scope, Source, Witnesses};
+use crate::candidate::{Scope, Source, Witnesses};
 
 /// Sources and scopes that have tables of their own: see [`kind`].
 pub(super) const KINDS: usize = Scope::ALL.len() + 2;

@@ -3,7 +3,7 @@
 
 use refrain_suffix_index::Token;
 
-use crate::draft::{Candidate, DraftNode, Source};
+use crate::candidate::{Candidate, DraftNode, Source};
 
 /// A draft without its forced tokens.
 pub(super) struct Unforced {

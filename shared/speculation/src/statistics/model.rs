@@ -18,7 +18,7 @@
 use refrain_suffix_index::Token;
 
 use super::features::{KINDS, NodeFeatures, kind};
-use crate::draft::{Scope, Source, Witnesses};
+use crate::candidate::{Scope, Source, Witnesses};
 
 /// The step of a weight that has not moved yet.
 const STEP: f32 = 0.3;

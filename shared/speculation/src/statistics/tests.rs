@@ -3,7 +3,7 @@
 mod plain;
 
 use super::*;
-use crate::draft::Witnesses;
+use crate::candidate::Witnesses;
 use crate::testing::{draft, drafted_once};
 
 /// A few random numbers; the same in every run.
@@ -359,7 +359,7 @@ fn witnesses_for_and_against_a_token_count() {
             dissenting_len: 3 * u32::from(2 - agreeing),
             ..Witnesses::of_one(5, 4)
         };
-        let node = crate::draft::DraftNode {
+        let node = crate::candidate::DraftNode {
             witnesses: Some(witnesses),
             ..candidate.tree.nodes()[0]
         };

@@ -2,7 +2,7 @@
 
 use refrain_suffix_index::Token;
 
-use crate::draft::DraftTree;
+use crate::candidate::DraftTree;
 
 /// The outcome of the verification of one tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub fn walk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::Scope;
+    use crate::candidate::Scope;
     use crate::testing::drafted_once;
 
     /// 5 and 6 under the root, 7 and 8 under the 5.

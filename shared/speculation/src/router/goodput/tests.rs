@@ -6,7 +6,7 @@ use super::super::{
     Asked, HeadParams, HeadState, Policy, Priority, StepPart, Threshold, TrialParams,
 };
 use super::*;
-use crate::draft::Scope;
+use crate::candidate::Scope;
 use crate::testing::draft;
 
 /// Seconds of an engine's step by tokens.

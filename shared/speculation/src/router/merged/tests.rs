@@ -1,5 +1,5 @@
 use super::*;
-use crate::draft::Scope;
+use crate::candidate::Scope;
 use crate::testing::drafted_once;
 
 fn candidate(nodes: &[(Token, Option<u32>)]) -> Candidate {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::features::kind;
 use super::super::*;
-use crate::draft::DraftNode;
+use crate::candidate::DraftNode;
 use crate::testing::draft;
 
 /// 0 for the children of the root, one more than the parent for others.
