@@ -65,19 +65,19 @@ CHATS = {
         [WEATHER], {},
     ),
     "tool history goes on": (
-        [user("How is Oslo?"), assistant("I look.", tool_calls=[call("get_weather", OSLO)]), result("rain"),
+        [user("How is Oslo?"), assistant("I look.", tool_calls=[call("get_weather", OSLO)]), result("rain, 12 degrees"),
          assistant("Rain."), user("And Rome?")],
         [WEATHER, CLOCK], {},
     ),
     "several calls": (
         [user("Oslo and Rome?"),
          assistant("", tool_calls=[call("get_weather", {"city": "Oslo"}), call("get_weather", {"city": "Röme", "days": 1}, 2)]),
-         result("rain"), result("sun", 2)],
+         result("rain, 12 degrees"), result("sun", 2)],
         [WEATHER], {},
     ),
     "calls of two rounds": (
         [{"role": "system", "content": "Be kind."}, user("Oslo, and the time?"),
-         assistant("", tool_calls=[call("get_weather", {"city": "Oslo"})]), result("rain"),
+         assistant("", tool_calls=[call("get_weather", {"city": "Oslo"})]), result("rain, 12 degrees"),
          assistant("", tool_calls=[call("now", {}, 2)]), result("noon", 2, "now"),
          assistant("Rain at noon."), user("Thanks.")],
         [WEATHER, CLOCK], {},
@@ -87,7 +87,7 @@ CHATS = {
     ),
     "reasoning and a call": (
         [user("How is Oslo?"),
-         assistant("", reasoning_content="I ask.", tool_calls=[call("get_weather", {"city": "Oslo"})]), result("rain")],
+         assistant("", reasoning_content="I ask.", tool_calls=[call("get_weather", {"city": "Oslo"})]), result("rain, 12 degrees")],
         [WEATHER], {},
     ),
     "reasoning in content": (
@@ -95,4 +95,23 @@ CHATS = {
     ),
     "no thinking": ([user("Hello!")], None, {"enable_thinking": False, "reasoning_effort": "low", "thinking": False}),
     "thinking": ([user("Hello!")], None, {"enable_thinking": True, "reasoning_effort": "high", "thinking": True}),
+}
+
+# Conversations as coding agents send them, which every template of chats with a system message has to take.
+AGENTS = {
+    "developer first": ([{"role": "developer", "content": "Be a coder."}, user("Hi.")], None, {}),
+    "system and developer": (
+        [{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be a coder."}, user("Hi.")], None, {},
+    ),
+    "two systems": (
+        [{"role": "system", "content": "Be kind."}, {"role": "system", "content": "Be brief."}, user("Hi.")], None, {},
+    ),
+    "a system message behind the user": (
+        [{"role": "system", "content": "Be kind."}, user("Hi."), {"role": "system", "content": "It is noon."}], None, {},
+    ),
+    "a developer in later turns": (
+        [{"role": "developer", "content": "Be a coder."}, user("Hi."), assistant("Hello."),
+         {"role": "developer", "content": "It is noon."}, user("So?")], None, {},
+    ),
+    "two messages of the user": ([user("One."), user("Two.")], None, {}),
 }

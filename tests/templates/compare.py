@@ -10,7 +10,12 @@ another form    transformers fails, shows nothing, or prints a list as Python wr
                 chat in another form: content as one text or as a list of parts, content that is not missing, or
                 arguments as text. Refrain finds the form by itself, and its prompt is equal to that of transformers for
                 that form.
+carried         transformers refuses the chat, or its prompt lacks the text of a message. Refrain's prompt has all texts.
 both refuse     Neither renders the chat, with any form.
+
+Then every template renders conversations of random roles, orders and forms of content. Each is refused, or its prompt
+has the text of every message. A template that shows a system message and several turns refuses none of those that
+agents send.
 """
 
 import copy
@@ -19,6 +24,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -28,9 +34,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 from transformers.utils import chat_template_utils  # noqa: E402
 
-from chats import CHATS  # noqa: E402
+from chats import AGENTS, CHATS, WEATHER, call  # noqa: E402
 
 TEMPLATES_MIN = 60
+GENERATED = 60
 NOW = datetime.datetime(2026, 3, 4, 5, 6, 7)
 NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 # Markers as models write them. They become special tokens of the tokenizer, so that their ids are compared too.
@@ -107,6 +114,19 @@ def as_request(chat):
     }
 
 
+def texts(messages):
+    """The texts of a conversation that a prompt must have. Templates cut reasoning."""
+    for message in messages:
+        content = message.get("content") or ""
+        for text in [content] if isinstance(content, str) else [part["text"] for part in content]:
+            yield text.rsplit("</think>")[-1].strip()
+
+
+def has_all(prompt, messages):
+    """Whether a prompt has all texts. It may write them as JSON."""
+    return all(text in prompt or json.dumps(text, ensure_ascii=False)[1:-1] in prompt for text in texts(messages))
+
+
 def outcome(tokenizer, template, chat, ours):
     theirs = by_transformers(tokenizer, template, chat)
     if "error" not in ours:
@@ -115,9 +135,34 @@ def outcome(tokenizer, template, chat, ours):
         for form in other_forms(chat):
             if ours == by_transformers(tokenizer, template, form):
                 return "another form", theirs
+        lacks = "error" in theirs or not has_all(theirs["text"], chat[0])
+        if lacks and has_all(ours["text"], chat[0]):
+            return "carried", theirs
     elif all("error" in by_transformers(tokenizer, template, form) for form in [chat, *other_forms(chat)]):
         return "both refuse", theirs
     return "DIFFERENT", theirs
+
+
+def generated():
+    """Conversations of random roles, orders and forms of content. Each text is of its own."""
+    chance = random.Random(7)
+    for _ in range(GENERATED):
+        messages = []
+        for place in range(chance.randint(1, 7)):
+            text = "".join(chance.choice("bcdfghjklmnpqrstvwxz") for _ in range(12)) + f" {place}."
+            role = chance.choice(["system", "developer", "user", "user", "assistant", "assistant", "tool"])
+            form = chance.choice(["text", "text", "parts", "blanks"])
+            content = {"text": text, "blanks": f"  {text}\n"}.get(form, [
+                {"type": "text", "text": text}, {"type": "text", "text": text[::-1]},
+            ])
+            message = {"role": role, "content": content}
+            if role == "assistant" and chance.random() < 0.4:
+                message["tool_calls"] = [call("get_weather", {"city": "Oslo"}, place)]
+            if role == "tool":
+                message |= {"tool_call_id": f"call{place - 1:05d}", "name": "get_weather"}
+            messages.append(message)
+        tools = [WEATHER] if any("tool_calls" in message for message in messages) else None
+        yield messages, tools, {}
 
 
 def excerpt(theirs, ours):
@@ -126,6 +171,11 @@ def excerpt(theirs, ours):
     pairs = enumerate(itertools.zip_longest(theirs["text"], ours["text"]))
     at = next(at for at, (a, b) in pairs if a != b)
     return tuple(repr(one["text"][max(0, at - 30):at + 60]) for one in (theirs, ours))
+
+
+def shows_users(plain):
+    """Whether a template is one of chats at all."""
+    return "error" not in plain["user"] and has_all(plain["user"]["text"], CHATS["user"][0])
 
 
 def main():
@@ -142,16 +192,31 @@ def main():
         tokenizers.append(PreTrainedTokenizerFast(tokenizer_file=str(file), **NAMES))
         jobs.append(json.dumps({
             "template": template, "tokenizer": own, "tokenizer_config": NAMES,
-            "chats": [as_request(chat) for chat in CHATS.values()],
+            "chats": [as_request(chat) for chat in [*CHATS.values(), *AGENTS.values(), *generated()]],
         }))
     run = subprocess.run([renderer], input="\n".join(jobs), capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"{renderer}: {run.stderr}")
     answers = [json.loads(line) for line in run.stdout.rstrip("\n").split("\n")]
-    counts = dict.fromkeys(("equal", "another form", "both refuse", "DIFFERENT"), 0)
+    counts = dict.fromkeys(("equal", "another form", "carried", "both refuse", "DIFFERENT"), 0)
+    wrong = refused = rendered = 0
     for path, tokenizer, answer in zip(paths, tokenizers, answers, strict=True):
         template = path.read_text()
-        for (name, chat), ours in zip(CHATS.items(), answer, strict=True):
+        plain = dict(zip(CHATS, answer))
+        is_chat = all("error" not in plain[name] and has_all(plain[name]["text"], CHATS[name][0])
+                      for name in ("system", "several turns"))
+        further = [*((name, chat, is_chat) for name, chat in AGENTS.items()),
+                   *((f"generated {number}", chat, False) for number, chat in enumerate(generated()))]
+        for (name, chat, is_needed), ours in zip(further, answer[len(CHATS):], strict=True):
+            is_lost = "error" not in ours and not has_all(ours["text"], chat[0])
+            refused += "error" in ours
+            rendered += "error" not in ours
+            if shows_users(plain) and is_lost or is_needed and "error" in ours:
+                wrong += 1
+                print(f"{'LOST' if is_lost else 'REFUSED'}: {path.parent.name}/{path.name}, {name}")
+                print("   ", json.dumps(chat[0])[:700])
+                print("   ", ours.get("error") or ours["text"])
+        for (name, chat), ours in zip(CHATS.items(), answer):
             kind, theirs = outcome(tokenizer, template, chat, ours)
             counts[kind] += 1
             if kind == "DIFFERENT":
@@ -159,9 +224,10 @@ def main():
                 print("   transformers", *excerpt(theirs, ours)[:1])
                 print("   refrain     ", *excerpt(theirs, ours)[1:])
     print(f"{len(paths)} templates, {len(CHATS)} chats each:", ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    print(f"further conversations: {rendered} with all texts, {refused} refused, {wrong} wrong")
     if len(paths) < TEMPLATES_MIN:
         sys.exit(f"only {len(paths)} templates were found, and {TEMPLATES_MIN} are wanted")
-    sys.exit(1 if counts["DIFFERENT"] else 0)
+    sys.exit(1 if counts["DIFFERENT"] or wrong else 0)
 
 
 main()

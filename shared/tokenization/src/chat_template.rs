@@ -8,6 +8,7 @@
 //! | `environment.rs` | Jinja as transformers sets it up, and what its errors mean. |
 //! | `growth.rs` | How long the values of a template may become. |
 //! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
+//! | `roles.rs` | Which messages a template shows, and where else their texts go. |
 //! | `content_forms.rs` | Whether a template reads content as text or as a list of parts. |
 //! | `jinja_source.rs` | Constructs that are translated before the template is compiled. |
 //! | `python_text.rs`, `python_json.rs` | Values as Python writes them. |
@@ -28,6 +29,9 @@ mod jinja_source;
 mod older_fields;
 mod python_json;
 mod python_text;
+#[cfg(test)]
+mod role_tests;
+mod roles;
 mod template_input;
 #[cfg(test)]
 mod tests;
@@ -42,6 +46,7 @@ use self::clock::Moment;
 use self::content_forms::ContentForms;
 use self::environment::{INSTRUCTIONS_MAX, describe, environment, failure};
 use self::growth::VALUE_LENGTH_MAX;
+use self::roles::{ShownRoles, lost_role};
 use self::template_input::{
     Shape, any_string, append_to_last_message, map_strings, unused_character, variables,
 };
@@ -56,6 +61,8 @@ pub struct ChatTemplate {
     names: Vec<String>,
     /// How the template reads the content of messages.
     forms: ContentForms,
+    /// Which messages the template shows. `None` if it shows none, so that they stay as they are.
+    roles: Option<ShownRoles>,
 }
 
 /// The sources of a model's templates.
@@ -133,14 +140,18 @@ impl ChatTemplate {
             environment,
             names: names.into_iter().map(|(name, _)| name).collect(),
             forms: ContentForms::default(),
+            roles: None,
         };
         template.environment.set_fuel(Some(SAMPLE_INSTRUCTIONS_MAX));
-        template.forms = ContentForms::of(&|messages| {
-            let input = ChatInput::new(JsonList(messages), None, None);
-            let variables = variables(&input, Shape::Filled, &ContentForms::unchanged());
-            let rendered = template.render_variables(variables, true);
-            rendered.ok()
-        });
+        let sample = |messages: Vec<Value>| {
+            let unchanged = ContentForms::unchanged();
+            let input = ChatInput::default();
+            let variables = variables(&input, &messages, Shape::Filled, &unchanged);
+            template.render_variables(variables, true).ok()
+        };
+        let forms = ContentForms::of(&sample);
+        let roles = ShownRoles::of(&sample, &forms);
+        (template.forms, template.roles) = (forms, roles);
         template.environment.set_fuel(Some(INSTRUCTIONS_MAX));
         Ok(template)
     }
@@ -315,7 +326,7 @@ impl ChatTemplate {
                 (guarded.collect(), Some(guard))
             }
         };
-        let mut text = self.render_variables(variables, add_generation_prompt)?;
+        let mut text = self.render_all(variables, add_generation_prompt)?;
         if let Some(mark) = mark {
             cut_at_mark(&mut text, mark)?;
         }
@@ -335,35 +346,63 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, TokenizationError> {
         self.in_shapes(input, |variables| {
-            self.render_variables(variables, add_generation_prompt)
+            self.render_all(variables, add_generation_prompt)
         })
     }
 
     /// Renders the input in the shape that most templates expect. Where the template fails, the shapes follow that
-    /// some templates need. The error is that of the first shape.
+    /// some templates need. Where it refuses the chat, or leaves a text out, other arrangements of the messages
+    /// follow. The error is the first one.
     fn in_shapes<T>(
         &self,
         input: &ChatInput,
         render: impl Fn(BTreeMap<String, Value>) -> Result<T, TokenizationError>,
     ) -> Result<T, TokenizationError> {
         let _stage = tracing::trace_span!(target: STAGE, "template").entered();
-        let mut first_failure = None;
-        let mut tried = None;
-        let shaped = |shape| variables(input, shape, &self.forms);
-        for shape in Shape::ALL {
-            let variables = shaped(shape);
-            if tried.is_some_and(|tried| shaped(tried) == variables) {
-                continue;
-            }
-            match render(variables) {
-                Err(TokenizationError::Render(reason)) => {
-                    first_failure.get_or_insert(reason);
+        let mut failure = None;
+        let mut tried: Vec<BTreeMap<String, Value>> = Vec::new();
+        let attempts = match self.roles {
+            Some(roles) => roles.attempts().map(Some).to_vec(),
+            None => vec![None],
+        };
+        for roles in attempts {
+            let arranged = roles.and_then(|roles| roles.arrange(&input.messages.0));
+            let messages = arranged.as_deref().unwrap_or(&input.messages.0);
+            for shape in Shape::ALL {
+                let variables = variables(input, messages, shape, &self.forms);
+                if tried.contains(&variables) {
+                    continue;
                 }
-                done => return done,
+                tried.push(variables.clone());
+                use TokenizationError::{NotShown, Refused, Render};
+                match render(variables) {
+                    Err(error @ Render(_)) => {
+                        failure.get_or_insert(error);
+                    }
+                    Err(error @ (Refused(_) | NotShown(_))) => {
+                        failure.get_or_insert(error);
+                        break;
+                    }
+                    done => return done,
+                }
             }
-            tried = Some(shape);
         }
-        Err(TokenizationError::Render(first_failure.unwrap_or_default()))
+        Err(failure.unwrap_or_else(|| TokenizationError::Render(String::new())))
+    }
+
+    /// Renders the template with these variables, and sees to it that no message is lost.
+    fn render_all(
+        &self,
+        variables: BTreeMap<String, Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TokenizationError> {
+        let messages = variables.get("messages").cloned().unwrap_or_default();
+        let prompt = self.render_variables(variables, add_generation_prompt)?;
+        let lost = self.roles.and_then(|_| lost_role(&messages, &prompt));
+        match lost {
+            Some(role) => Err(TokenizationError::NotShown(role)),
+            None => Ok(prompt),
+        }
     }
 
     /// Renders the template with these variables.

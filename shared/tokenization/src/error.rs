@@ -25,6 +25,12 @@ pub enum TokenizationError {
     /// The template refuses these messages, and says why.
     #[error("the model's chat template refuses these messages: {0}")]
     Refused(String),
+    /// The template writes nothing of a message of this role, in no arrangement of the messages.
+    #[error(
+        "the model's chat template leaves out a message of the role {0}, so the model would not see it; send its text \
+         in a message of another role"
+    )]
+    NotShown(String),
     /// The messages cannot be made a prompt.
     #[error("{0}")]
     Input(String),

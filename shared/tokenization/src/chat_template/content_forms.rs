@@ -30,7 +30,13 @@ pub(super) struct ContentForms([Form; ROLES.len()]);
 const ROLES: [&str; 4] = ["user", "system", "assistant", "tool"];
 
 /// Texts that no template writes by itself.
-const SAMPLES: [&str; 2] = ["qvxzj", "wkqyv"];
+pub(super) const SAMPLES: [&str; 2] = ["qvxzj", "wkqyv"];
+
+/// The id of the sample's call. Mistral's templates want nine characters.
+const CALL_ID: &str = "call00001";
+
+/// The function that the sample calls.
+const FUNCTION: &str = "f";
 
 impl ContentForms {
     /// The forms with which every content stays as it is.
@@ -134,28 +140,33 @@ fn text_of(part: &Value) -> Option<String> {
 }
 
 /// The texts of a list of parts.
-fn joined(parts: &Value) -> String {
+pub(super) fn joined(parts: &Value) -> String {
     let texts = parts.try_iter().into_iter().flatten();
     let texts = texts.filter_map(|part| text_of(&part));
     texts.collect::<Vec<_>>().join("\n")
 }
 
-fn part(text: &str) -> Value {
+pub(super) fn part(text: &str) -> Value {
     Value::from_pairs([("type", "text"), ("text", text)])
 }
 
-fn message(role: &str, content: Value) -> Value {
-    Value::from_pairs([("role", Value::from(role)), ("content", content)])
+/// A message of a role. The result of a tool names the call of [`calling`], since some templates look for it.
+pub(super) fn message(role: &str, content: Value) -> Value {
+    let fields = [("role", Value::from(role)), ("content", content)];
+    let called = [("tool_call_id", CALL_ID), ("name", FUNCTION)];
+    let called = called.map(|(name, value)| (name, Value::from(value)));
+    let called = called.into_iter().filter(|_| role == "tool");
+    Value::from_pairs(fields.into_iter().chain(called))
 }
 
 /// A message of the model that calls a function.
-fn calling(content: Value) -> Value {
+pub(super) fn calling(content: Value) -> Value {
     let function = Value::from_pairs([
-        ("name", Value::from("f")),
+        ("name", Value::from(FUNCTION)),
         ("arguments", Value::from_pairs(Vec::<(Value, Value)>::new())),
     ]);
     let call = Value::from_pairs([
-        ("id", Value::from("call00001")),
+        ("id", Value::from(CALL_ID)),
         ("type", Value::from("function")),
         ("function", function),
     ]);

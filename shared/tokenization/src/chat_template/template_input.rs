@@ -31,16 +31,18 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Replaces strings of the input. `None` keeps a string without copying it.
 pub(super) type StringMap<'a> = dyn FnMut(&str) -> Option<String> + 'a;
 
-/// The variables that a template gets from the input. Texts are shared with the input, not copied.
+/// The variables that a template gets from the input, with its messages as they were arranged. Texts are shared with the input, not copied.
 pub(super) fn variables(
     input: &ChatInput,
+    messages: &[Value],
     shape: Shape,
     forms: &ContentForms,
 ) -> BTreeMap<String, Value> {
     let kwargs = input.kwargs.iter().flat_map(|kwargs| kwargs.0.clone());
     let mut variables: BTreeMap<String, Value> = kwargs.collect();
-    let messages = input.messages.0.iter();
-    let messages = messages.map(|message| normal_message(message, shape, forms));
+    let messages = messages
+        .iter()
+        .map(|message| normal_message(message, shape, forms));
     variables.insert("messages".into(), messages.collect());
     // Without tools, templates expect `none`.
     let tools = input.tools.as_ref().filter(|tools| !tools.is_empty());
@@ -238,7 +240,7 @@ fn normal_tool(tool: &Value, shape: Shape) -> Value {
 }
 
 /// The keys and values of an object, or nothing if the value is no object.
-fn pairs(map: &Value) -> Vec<(Value, Value)> {
+pub(super) fn pairs(map: &Value) -> Vec<(Value, Value)> {
     if map.kind() != ValueKind::Map {
         return Vec::new();
     }

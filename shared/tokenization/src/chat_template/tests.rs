@@ -155,7 +155,10 @@ fn templates_may_use_common_python_methods() {
             false,
         )
         .unwrap();
-    assert_eq!(rendered, "[USER:hi][ASSISTANT:yes][ASSISTANT:/a]TrueNoned");
+    assert_eq!(
+        rendered,
+        "[USER:hi][USER:t][ASSISTANT:yes][ASSISTANT:/a]TrueNoned"
+    );
 }
 
 #[test]
