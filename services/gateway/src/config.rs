@@ -3,6 +3,7 @@
 //! A section of the file is one struct, so the keys of accounts, operators and the listener for trainers are here as
 //! well.
 
+pub(crate) mod passthrough;
 mod trainer;
 
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ use serde::Deserialize;
 
 use crate::models::ModelConfig;
 
+pub use passthrough::PassthroughConfig;
 pub use trainer::TrainerConfig;
 
 /// The gateway's section of the configuration.
@@ -98,6 +100,8 @@ pub struct GatewayConfig {
     pub limits_redis: Option<LimitsRedisConfig>,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
+    /// Servers for routes that the gateway does not have itself.
+    pub passthrough: Vec<PassthroughConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
     pub body_bytes_max: usize,
     /// Most interactive requests in flight of all tenants together; one of n choices counts n times. Further ones get
@@ -254,6 +258,7 @@ impl Default for GatewayConfig {
             limit_share: 1.0,
             limits_redis: None,
             models: Vec::new(),
+            passthrough: Vec::new(),
             body_bytes_max: 8 << 20,
             requests_in_flight_max: 4_096,
             tenant_requests_in_flight_max: 512,
@@ -428,7 +433,12 @@ impl Validate for GatewayConfig {
             );
         }
         let mut ids = BTreeSet::new();
-        for (place, ModelConfig { id, files, .. }) in self.models.iter().enumerate() {
+        let names: BTreeSet<_> = self.models.iter().map(|model| &model.id).collect();
+        let mut aliases = BTreeSet::new();
+        for (place, model) in self.models.iter().enumerate() {
+            let ModelConfig {
+                id, files, also, ..
+            } = model;
             let at = format!("models[{place}]");
             let fault = name_fault(id);
             require(
@@ -438,11 +448,21 @@ impl Validate for GatewayConfig {
             let fault = format!("{at}.files: must be a folder, or builtin:name");
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
+            for alias in also {
+                let fault = name_fault(&alias.replacen('*', "", 1)).filter(|_| alias != "*");
+                let fault = fault.or_else(|| {
+                    (names.contains(alias) || !aliases.insert(alias))
+                        .then(|| "is a name of another model".to_owned())
+                });
+                let fault = fault.map(|fault| format!("{at}.also: {alias}: {fault}"));
+                require(fault.is_none(), &fault.unwrap_or_default());
+            }
         }
         faults.extend(self.accounts().faults());
         faults.extend(self.operators_faults());
         faults.extend(self.http.faults("http"));
         faults.extend(self.operations_http.faults("operations_http"));
+        faults.extend(PassthroughConfig::faults(&self.passthrough));
         let models = self.models.iter().map(|model| model.id.as_str());
         faults.extend(self.trainer.faults(models));
         faults

@@ -8,6 +8,7 @@ mod state;
 mod stored;
 mod tokens;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,6 +18,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get, post};
 
 use crate::models::unknown_model;
+use crate::passthrough::pass;
 use crate::surfaces::Surface;
 pub use generate::EnteredRequest;
 pub(crate) use generate::generate;
@@ -50,6 +52,11 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(get("/version", probes::version))
         .service(get("/v1/models", list_models))
         .service(get("/v1/models/{id:.*}", get_model));
+    let passed: BTreeSet<&str> = gateway.passthrough.routes().collect();
+    for route in passed {
+        let paths = [route.to_owned(), format!("{route}/{{rest:.*}}")];
+        app.service(web::resource(paths).to(pass));
+    }
 }
 
 fn generation(path: &str, surface: Surface) -> Resource {
@@ -87,7 +94,12 @@ async fn list_models(
 ) -> Result<HttpResponse, HttpError> {
     let caller = gateway.caller(&request).await?;
     let is_listed = |model: &str| caller.may_use(model);
-    Ok(HttpResponse::Ok().json(gateway.models.list(&caller.tenant, is_listed)))
+    let mut list = gateway.models.list(&caller.tenant, is_listed);
+    let passed = gateway.passthrough.models(&caller.tenant);
+    let passed = passed.filter(|model| is_listed(model));
+    list.data
+        .extend(passed.map(|model| gateway.models.passed_card(model)));
+    Ok(HttpResponse::Ok().json(list))
 }
 
 async fn get_model(
@@ -96,9 +108,13 @@ async fn get_model(
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
     let caller = gateway.caller(&request).await?;
+    let mut passed = gateway.passthrough.models(&caller.tenant);
+    if caller.may_use(&id) && passed.any(|model| model == *id) {
+        return Ok(HttpResponse::Ok().json(gateway.models.passed_card(&id)));
+    }
     let model = gateway.models.get(&caller.tenant, &id)?;
     if !caller.may_use(&model.id) {
         return Err(unknown_model().into());
     }
-    Ok(HttpResponse::Ok().json(gateway.models.card(&model)))
+    Ok(HttpResponse::Ok().json(gateway.models.card(&model, &id)))
 }

@@ -25,6 +25,7 @@ mod intake;
 mod metrics;
 mod models;
 mod operations;
+mod passthrough;
 mod relay;
 mod request;
 mod response;
@@ -48,14 +49,15 @@ use tokio::task::JoinHandle;
 use http::GatewayState;
 use metrics::GatewayMetrics;
 use models::Models;
+use passthrough::Passthrough;
 use relay::{RelayContext, RequestTime};
 use surfaces::{ResponseStore, StoreLimits};
 
-pub use config::{GatewayConfig, GatewayTuning, TrainerConfig};
+pub use config::{GatewayConfig, GatewayTuning, PassthroughConfig, TrainerConfig};
 pub use deps::{GatewayDeps, ModelFilesOf};
 pub use handle::{GatewayHandle, Limit, WaitingLine};
 pub use http::{EnteredRequest, announced_bytes};
-pub use models::{KnownWeights, ModelConfig};
+pub use models::{BeyondContext, KnownWeights, ModelConfig};
 pub use relay::{
     ChoiceFigures, ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary,
 };
@@ -150,6 +152,7 @@ impl Gateway {
             stored,
             metrics,
             unknown_fields: intake::UnknownFields::new(config.strict_fields),
+            passthrough: Passthrough::new(&config.passthrough)?,
             tuning: config.tuning.clone(),
             readiness,
         };

@@ -26,7 +26,7 @@ use refrain_tokenization::{
     ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
 };
 
-pub use self::config::ModelConfig;
+pub use self::config::{BeyondContext, ModelConfig};
 pub(crate) use self::grammars::FormModel;
 use self::grammars::Grammars;
 pub use self::known_weights::KnownWeights;
@@ -54,6 +54,9 @@ pub(crate) struct Model {
     /// Token ids that end an output: those in the files and those in the configuration.
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) default_max_tokens: Option<u32>,
+    pub(crate) beyond_context: BeyondContext,
+    /// Further names.
+    also: Vec<String>,
     /// Compiles forms of its outputs.
     pub(crate) grammars: Grammars,
     pub(crate) weights: Arc<KnownWeights>,
@@ -127,6 +130,8 @@ impl Model {
             template_fault,
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
+            beyond_context: config.beyond_context,
+            also: config.also.clone(),
             grammars: Grammars::default(),
             weights: Arc::default(),
             max_context: config.max_context.or_else(|| files.max_context()),
@@ -236,6 +241,14 @@ fn end_tokens(files: &ModelFiles, tokenizer: &Tokenizer) -> Vec<TokenId> {
     found
 }
 
+/// Whether a name with one `*` stands for this one.
+fn stands_for(alias: &str, name: &str) -> bool {
+    let Some((begin, end)) = alias.split_once('*') else {
+        return alias == name;
+    };
+    name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
+}
+
 impl Models {
     /// Reads the files of all models.
     ///
@@ -267,16 +280,26 @@ impl Models {
         })
     }
 
-    /// Finds the model `id` for a tenant.
+    /// Finds the model of this name for a tenant.
     ///
     /// # Errors
     /// `NotFound` with code `model_not_found`, also for models that this tenant may not use.
-    pub(crate) fn get(&self, tenant: &str, id: &str) -> Result<Arc<Model>, ApiError> {
-        let found = self
-            .models
-            .iter()
-            .find(|model| model.id == id && model.is_open_to(tenant));
+    pub(crate) fn get(&self, tenant: &str, name: &str) -> Result<Arc<Model>, ApiError> {
+        let open = || self.models.iter().filter(|model| model.is_open_to(tenant));
+        let also = |fits: fn(&str, &str) -> bool| {
+            open().find(|model| model.also.iter().any(|alias| fits(alias, name)))
+        };
+        let found = open().find(|model| model.id == name);
+        let found = found.or_else(|| also(|alias, name| alias == name));
+        let found = found.or_else(|| also(stands_for));
         found.cloned().ok_or_else(unknown_model)
+    }
+
+    /// The model of a tenant that has but one.
+    pub(crate) fn only(&self, tenant: &str) -> Option<Arc<Model>> {
+        let mut open = self.models.iter().filter(|model| model.is_open_to(tenant));
+        let first = open.next()?;
+        open.next().is_none().then(|| first.clone())
     }
 
     /// The weights of a model, as far as they are known. Nothing is known of a model that is not on offer.
@@ -289,20 +312,36 @@ impl Models {
     pub(crate) fn list(&self, tenant: &str, is_listed: impl Fn(&str) -> bool) -> ModelList {
         let models = self.models.iter();
         let open = models.filter(|model| model.is_open_to(tenant) && is_listed(&model.id));
+        let named = open.flat_map(|model| {
+            let also = model.also.iter().filter(|alias| !alias.contains('*'));
+            let names = std::iter::once(&model.id).chain(also);
+            names.map(|name| self.card(model, name))
+        });
         ModelList {
             object: "list",
-            data: open.map(|model| self.card(model)).collect(),
+            data: named.collect(),
         }
     }
 
-    /// One model's entry in the list.
-    pub(crate) fn card(&self, model: &Model) -> ModelCard {
+    /// The entry of a model in the list, under one of its names.
+    pub(crate) fn card(&self, model: &Model, name: &str) -> ModelCard {
         ModelCard {
-            id: model.id.clone(),
+            id: name.to_owned(),
             object: "model",
             created: self.created,
             owned_by: OWNED_BY,
-            max_model_len: self.max_context(model),
+            max_model_len: Some(self.max_context(model)),
+        }
+    }
+
+    /// The entry of a model that another server has.
+    pub(crate) fn passed_card(&self, name: &str) -> ModelCard {
+        ModelCard {
+            id: name.to_owned(),
+            object: "model",
+            created: self.created,
+            owned_by: OWNED_BY,
+            max_model_len: None,
         }
     }
 
@@ -461,6 +500,38 @@ mod tests {
             models.get("acme", "closed").unwrap().stop_token_ids,
             [IM_END]
         );
+    }
+
+    #[test]
+    fn a_model_has_further_names_and_its_own_comes_first() {
+        let mesh = MeshConfig::generate().unwrap();
+        let config = |id: &str, also: &[&str]| ModelConfig {
+            id: id.into(),
+            files: "x".into(),
+            also: also.iter().map(|name| (*name).to_owned()).collect(),
+            ..ModelConfig::default()
+        };
+        let configs = [
+            config("a", &["gpt-*", "claude-*-haiku"]),
+            config("b", &["*", "gpt-5"]),
+            config("gpt-4", &[]),
+        ];
+        let signer = NamespaceSigner::new(&mesh).unwrap();
+        let models = Models::new(&configs, &|_| Ok(byte_level_files()), signer).unwrap();
+        for (name, id) in [
+            ("a", "a"),
+            ("gpt-4", "gpt-4"),
+            ("gpt-5", "b"),
+            ("gpt-6", "a"),
+            ("claude-9-haiku", "a"),
+            ("claude-haiku", "b"),
+            ("anything", "b"),
+        ] {
+            assert_eq!(models.get("t", name).unwrap().id, id, "{name}");
+        }
+        let listed = models.list("t", |_| true).data;
+        let listed: Vec<_> = listed.iter().map(|card| card.id.as_str()).collect();
+        assert_eq!(listed, ["a", "b", "gpt-5", "gpt-4"]);
     }
 
     #[test]

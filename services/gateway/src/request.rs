@@ -14,6 +14,7 @@ mod parsing;
 mod prompt;
 mod refusal;
 mod samples;
+mod session;
 mod tools;
 
 use std::sync::Arc;
@@ -38,9 +39,12 @@ use tools::{CallDemand, Tools};
 pub(crate) use bound_output::{BoundOutput, FormSource};
 pub(crate) use end_user::EndUser;
 pub use generate_request::GenerateRequest;
+pub(crate) use messages::IMAGE_LEFT_OUT;
 pub(crate) use other_fields::check_metadata;
 pub use other_fields::check_supported;
+pub(crate) use prompt::ContextWords;
 pub use samples::{SampleBody, SamplingFields};
+pub(crate) use session::NamedUser;
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +108,8 @@ pub struct ParsedRequest {
     pub(crate) endpoint: Endpoint,
     pub(crate) tenant: String,
     pub(crate) model: Arc<Model>,
+    /// The name by which the client called the model, which the answer repeats.
+    pub(crate) model_name: String,
     pub(crate) prompts: Vec<PreparedPrompt>,
     pub(crate) choices_per_prompt: u32,
     /// Choices of each prompt that the answer has: the best ones.
@@ -117,6 +123,8 @@ pub struct ParsedRequest {
     pub(crate) is_stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) session: Option<String>,
+    /// The name of the conversation, if the body has one and no session.
+    pub(crate) prompt_cache_key: Option<String>,
     pub(crate) group: Option<String>,
     /// Whether somebody waits for each token, as the body says.
     pub(crate) asked_class: RequestClass,
@@ -156,6 +164,8 @@ pub struct RequestReader<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) models: &'a Models,
     pub(crate) limits: &'a GatewayTuning,
+    /// The words of refusals for lack of context.
+    pub(crate) context_words: ContextWords,
 }
 
 impl ParsedRequest {
@@ -169,15 +179,16 @@ impl ParsedRequest {
             required: messages,
             own: mut chat,
             form,
-            others,
+            mut others,
         } = read(&body)?;
         drop(body);
         fields::check_model(&parameters)?;
         let model = reader.models.get(reader.tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
+        let prompt_cache_key = others.prompt_cache_key.take();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
-        messages::check(&messages)?;
+        let messages = messages::checked(messages)?;
         fields::check_chat(&chat)?;
         let tools = Tools::read(&mut chat)?;
         tools.check_shown(&model)?;
@@ -190,10 +201,9 @@ impl ParsedRequest {
             top_logprobs,
         )?;
         request.check_choices(1, reader.limits)?;
-        let context = reader.models.max_context(&request.model);
         let prediction = chat.prediction.take();
         let keep = fields::kept_prompt_tokens(&parameters)?;
-        let room = prompt::PromptRoom { context, keep };
+        let room = prompt::PromptRoom::new(&request.model, reader, keep);
         let end = prompt::PromptEnd::of(&chat)?;
         let kwargs = chat.chat_template_kwargs;
         let shown = tools.shown.clone();
@@ -210,8 +220,7 @@ impl ParsedRequest {
         }
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
-        let max_new_tokens =
-            prompt::output_limit("messages", tokens.len(), asked, fallback, context)?;
+        let max_new_tokens = room.output_limit("messages", tokens.len(), asked, fallback)?;
         if max_new_tokens == 0 {
             return Err(ApiError::invalid(
                 "max_tokens",
@@ -222,7 +231,8 @@ impl ParsedRequest {
         request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, reader.limits);
         request.unknown_fields = unknown_fields;
         request.end_user = end_user;
-        request.prediction = prompt::prediction(prediction, &request.model, context)?;
+        request.prompt_cache_key = prompt_cache_key;
+        request.prediction = prompt::prediction(prediction, &request.model, room)?;
         request.prompts = vec![PreparedPrompt {
             tokens: tokens.into(),
             max_new_tokens,
@@ -263,11 +273,12 @@ impl ParsedRequest {
             required: prompt,
             own: completion,
             form,
-            others,
+            mut others,
         } = body;
         fields::check_model(&parameters)?;
         let model = reader.models.get(reader.tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
+        let prompt_cache_key = others.prompt_cache_key.take();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
         let best_of = fields::best_of(&parameters, &completion)?;
@@ -284,21 +295,21 @@ impl ParsedRequest {
             request.sampling.top_logprobs.get_or_insert(0);
         }
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
-        let context = reader.models.max_context(&request.model);
         // This comes before anything is encoded, since a body may have very many prompts.
         let count = prompt::count(&prompt);
         request.check_choices(count, reader.limits)?;
         request.unknown_fields = unknown_fields;
         request.end_user = end_user;
+        request.prompt_cache_key = prompt_cache_key;
         request.bind(bound_output::bound_completion(asked_form));
         request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, reader.limits);
         let echoes = completion.echo == Some(true);
         request.output.echoes_logprobs = echoes && top_logprobs.is_some();
         let keep = fields::kept_prompt_tokens(&parameters)?;
-        let room = prompt::PromptRoom { context, keep };
+        let room = prompt::PromptRoom::new(&request.model, reader, keep);
         for tokens in prompt::completions(prompt, &request.model, room)? {
             let max_new_tokens =
-                prompt::output_limit("prompt", tokens.len(), asked, default_max_tokens, context)?;
+                room.output_limit("prompt", tokens.len(), asked, default_max_tokens)?;
             let is_scored = request.output.prompt_logprobs.is_some();
             if max_new_tokens == 0 && !echoes && !is_scored {
                 let message =
@@ -335,6 +346,7 @@ impl ParsedRequest {
         Ok(ParsedRequest {
             endpoint,
             tenant: tenant.to_owned(),
+            model_name: parameters.model.clone(),
             prompts: Vec::new(),
             choices_per_prompt: choices,
             answers_per_prompt: choices,
@@ -353,6 +365,7 @@ impl ParsedRequest {
             is_stream: parameters.stream.unwrap_or(false),
             include_usage: fields::include_usage(parameters)?,
             session: parameters.session.clone(),
+            prompt_cache_key: None,
             group: parameters.group.clone(),
             asked_class: fields::class(parameters),
             speculation: parameters.speculation.unwrap_or_default(),

@@ -24,7 +24,9 @@ use refrain_accounts::tenants::HeaderWords;
 use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::ApiError;
 
-use crate::request::{COMPLETION_MAX_TOKENS, GenerateRequest, ParsedRequest, RequestReader};
+use crate::request::{
+    COMPLETION_MAX_TOKENS, ContextWords, GenerateRequest, ParsedRequest, RequestReader,
+};
 use crate::response::{AnswerWriter, SurfaceWriter};
 
 pub(crate) use chat_body::ChatBody;
@@ -93,7 +95,11 @@ impl Surface {
                 let counts_only = self == Surface::MessagesCount;
                 let (chat, format_field) = messages::to_chat(body, counts_only)?;
                 let renamed = |error| messages::renamed(error, format_field);
-                let read = ParsedRequest::chat(chat, reader);
+                let reader = RequestReader {
+                    context_words: ContextWords::Anthropic,
+                    ..*reader
+                };
+                let read = ParsedRequest::chat(chat, &reader);
                 let mut request = read.map_err(renamed)?;
                 request.rename_form_places(renamed);
                 (request, AnswerShape::Messages)
@@ -101,8 +107,8 @@ impl Surface {
             Surface::Responses | Surface::ResponsesCount => {
                 let (chat, echo) = responses::to_chat(body, reader.tenant, stored)?;
                 let read = ParsedRequest::chat(chat, reader);
-                let mut request = read.map_err(responses::renamed)?;
-                request.rename_form_places(responses::renamed);
+                let mut request = read.map_err(|error| echo.renamed(error))?;
+                request.rename_form_places(|error| echo.renamed(error));
                 (request, AnswerShape::Responses(Box::new(echo)))
             }
         })

@@ -154,8 +154,8 @@ struct AddKeyArgs {
     /// Models that it may use, separated by commas [default: all of the tenant].
     #[arg(long, value_delimiter = ',')]
     models: Vec<String>,
-    /// Endpoints that it may call, separated by commas: chat, completions, messages, responses, tokenize [default:
-    /// all].
+    /// Endpoints that it may call, separated by commas: chat, completions, messages, responses, tokenize, passthrough
+    /// [default: all].
     #[arg(long, value_delimiter = ',', value_parser = endpoint)]
     endpoints: Vec<KeyEndpoint>,
     /// Days until it ends [default: it does not end].
@@ -222,7 +222,7 @@ impl LimitArgs {
 fn endpoint(text: &str) -> Result<KeyEndpoint, String> {
     let value = serde_json::Value::from(text);
     serde_json::from_value(value).map_err(|_| {
-        "must be one of chat, completions, messages, responses and tokenize".to_owned()
+        "must be one of chat, completions, messages, responses, tokenize and passthrough".to_owned()
     })
 }
 

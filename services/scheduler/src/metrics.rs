@@ -2,7 +2,7 @@
 
 use refrain_protocol::WorkerId;
 use refrain_protocol::scheduling::RequestClass;
-use refrain_service_kit::telemetry::SECONDS_BUCKETS;
+use refrain_service_kit::telemetry::REQUEST_SECONDS_BUCKETS;
 
 use crate::dispatch::{Dispatch, LeaseEnd, LeaseRefusal, Placed};
 
@@ -53,7 +53,7 @@ refrain_service_kit::metric_families! {
         /// Leases that ended, by outcome.
         leases: IntCounterVec = "refrain_scheduler_leases_total" ["outcome"],
         /// Time from a request for a lease to its grant.
-        lease_wait_seconds: Histogram = "refrain_scheduler_lease_wait_seconds" in SECONDS_BUCKETS,
+        lease_wait_seconds: Histogram = "refrain_scheduler_lease_wait_seconds" in REQUEST_SECONDS_BUCKETS,
         /// Requests that were refused a lease, by the limit they reached.
         rejections: IntCounterVec = "refrain_scheduler_rejections_total" ["limit"] with limits(),
         /// Leases that expired because no heartbeat named them.

@@ -21,7 +21,9 @@ use crate::config::{Validate, is_http_url};
 use crate::tasks;
 
 pub(crate) use metrics::HttpMetrics;
-pub use metrics::{GaugeGuard, Metrics, MetricsPart, SECONDS_BUCKETS, kinds};
+pub use metrics::{
+    GaugeGuard, Metrics, MetricsPart, REQUEST_SECONDS_BUCKETS, SECONDS_BUCKETS, kinds,
+};
 
 /// Settings of logs and traces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]

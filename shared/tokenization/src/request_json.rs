@@ -44,6 +44,18 @@ impl JsonValue {
         JsonValue(Value::from_pairs(fields))
     }
 
+    /// This object with another value of a field that it has.
+    pub fn with(&self, field: &str, value: JsonValue) -> Self {
+        let object = self.0.as_object();
+        let pairs = object.and_then(|object| object.try_iter_pairs());
+        let pairs = pairs.into_iter().flatten();
+        let set = pairs.map(|(name, known)| match name.as_str() == Some(field) {
+            true => (name, value.0.clone()),
+            false => (name, known),
+        });
+        JsonValue(Value::from_pairs(set))
+    }
+
     /// The value, if this is true or false.
     pub fn as_bool(&self) -> Option<bool> {
         match self.0.kind() {
@@ -89,6 +101,12 @@ impl Serialize for JsonValue {
 impl From<&str> for JsonValue {
     fn from(text: &str) -> Self {
         JsonValue(Value::from(text))
+    }
+}
+
+impl FromIterator<JsonValue> for JsonValue {
+    fn from_iter<I: IntoIterator<Item = JsonValue>>(values: I) -> Self {
+        JsonValue(values.into_iter().map(|value| value.0).collect())
     }
 }
 

@@ -214,8 +214,6 @@ fn half_characters_are_held_back_until_they_are_complete() {
     assert_eq!(text.push(byte(crab[0])), "");
     assert_eq!(text.push(byte(b'!')), "\u{fffd}!");
     assert_eq!(text.push(byte(crab[0])), "");
-    assert_eq!(text.finish(), "\u{fffd}");
-    assert_eq!(text.finish(), "");
 }
 
 #[test]
@@ -240,8 +238,10 @@ fn a_stream_gives_the_same_text_as_decoding_at_once() {
             });
         }
         let mut stream = Detokenizer::new(tokenizer.clone());
-        let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
-        text.push_str(&stream.finish());
-        assert_eq!(text, tokenizer.decode(&ids), "{ids:?}");
+        let text: String = ids.iter().map(|id| stream.push(*id)).collect();
+        // Only the end may differ: a character that has begun there.
+        let whole = tokenizer.decode(&ids);
+        let more = whole.strip_prefix(&text);
+        assert!(matches!(more, Some("" | "\u{fffd}")), "{ids:?}");
     }
 }

@@ -129,6 +129,7 @@ impl GatewayState {
         let (mut asked, shape) = self
             .parse(&caller.tenant, admitted.body, received, read)
             .await?;
+        asked.name_session(request.headers());
         AccessNote::of(request).note(|facts| facts.model = Some(asked.model.id.clone()));
         self.judge(&mut asked, caller).await?;
         let class = caller.policy.class(asked.asked_class);

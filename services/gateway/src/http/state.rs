@@ -19,13 +19,14 @@ use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
 
 use crate::config::GatewayTuning;
 use crate::intake::{
-    Admission, AdmissionTicket, BodyReader, FormCheck, TokenizingLimiter, TokenizingThreads,
-    UnknownFields,
+    Admission, AdmissionTicket, BodyReader, ContentEncoding, FormCheck, TokenizingLimiter,
+    TokenizingThreads, UnknownFields,
 };
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
+use crate::passthrough::Passthrough;
 use crate::relay::RelayContext;
-use crate::request::RequestReader;
+use crate::request::{ContextWords, RequestReader};
 use crate::surfaces::{ResponseStore, Surface};
 
 /// The state that all handlers share.
@@ -43,13 +44,14 @@ pub(crate) struct GatewayState {
     pub(crate) tuning: GatewayTuning,
     pub(crate) readiness: Readiness,
     pub(crate) stored: Arc<ResponseStore>,
+    pub(crate) passthrough: Passthrough,
 }
 
 /// The body of a request that was admitted.
-pub(super) struct AdmittedBody {
-    pub(super) body: Bytes,
-    pub(super) ticket: AdmissionTicket,
-    pub(super) quota: QuotaTicket,
+pub(crate) struct AdmittedBody {
+    pub(crate) body: Bytes,
+    pub(crate) ticket: AdmissionTicket,
+    pub(crate) quota: QuotaTicket,
 }
 
 /// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
@@ -124,7 +126,7 @@ impl GatewayState {
     ///
     /// # Errors
     /// As [`Accounts::caller`], and `Forbidden` if the key may not call the endpoint.
-    pub(super) async fn caller_at(
+    pub(crate) async fn caller_at(
         &self,
         request: &HttpRequest,
         endpoint: KeyEndpoint,
@@ -140,6 +142,7 @@ impl GatewayState {
             tenant,
             models: &self.models,
             limits: &self.tuning,
+            context_words: ContextWords::OpenAi,
         }
     }
 
@@ -153,7 +156,7 @@ impl GatewayState {
     }
 
     /// Reads the body of a caller's request and admits it.
-    pub(super) async fn admit(
+    pub(crate) async fn admit(
         &self,
         caller: &Caller,
         request: &HttpRequest,
@@ -165,9 +168,16 @@ impl GatewayState {
         // do.
         self.admission.check(tenant)?;
         let quota = self.accounts.begin(caller, received).await?;
+        let encoding = ContentEncoding::of(request)?;
         let body = self
             .bodies
-            .read(tenant, announced_bytes(request), payload, received)
+            .read(
+                tenant,
+                announced_bytes(request),
+                encoding,
+                payload,
+                received,
+            )
             .await?;
         let ticket = self.admission.admit(tenant)?;
         Ok(AdmittedBody {

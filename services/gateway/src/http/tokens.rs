@@ -201,10 +201,10 @@ fn too_long(error: &TokenizationError, context: usize) -> ApiError {
 impl GatewayState {
     /// The model of this name, or the tenant's only one where a request names none.
     fn model(&self, tenant: &str, name: Option<&str>) -> Result<Arc<Model>, ApiError> {
-        match (name, &*self.models.list(tenant, |_| true).data) {
+        match (name, self.models.only(tenant)) {
             (Some(name), _) => self.models.get(tenant, name),
-            (None, [only]) => self.models.get(tenant, &only.id),
-            (None, _) => Err(ApiError::invalid(
+            (None, Some(only)) => Ok(only),
+            (None, None) => Err(ApiError::invalid(
                 "model",
                 "model: is required where there are several models",
             )),

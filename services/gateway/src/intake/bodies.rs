@@ -6,6 +6,7 @@
 //! cut off for a new one. So clients that send a byte now and then keep nobody of their tenant out, let alone others.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,15 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::Notify;
 
+use super::content_encoding::ContentEncoding;
 use super::rate_limited;
 use crate::metrics::GatewayMetrics;
 
 /// A body is not cut off for another one before it has had this time to arrive. Most take less.
 const CUT_OFF_AFTER: Duration = Duration::from_secs(1);
+
+/// Bytes of a compressed body's text that are made at once.
+const DECODED_PIECE_BYTES: usize = 64 << 10;
 
 /// The limits on bodies.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +85,8 @@ impl BodyReader {
         }
     }
 
-    /// Reads the body of a tenant's request whose head arrived at `received`.
+    /// Reads the body of a tenant's request whose head arrived at `received`. All limits hold for a compressed body
+    /// and for its text.
     ///
     /// # Errors
     /// `TooLarge`, `RequestTimeout`, `InvalidRequest` if the body is incomplete, or `Overloaded` if too many are
@@ -89,6 +95,7 @@ impl BodyReader {
         &self,
         tenant: &str,
         announced_bytes: Option<u64>,
+        encoding: ContentEncoding,
         payload: web::Payload,
         received: Instant,
     ) -> Result<Bytes, ApiError> {
@@ -100,7 +107,7 @@ impl BodyReader {
         let left = self.limits.time_max.saturating_sub(received.elapsed());
         tokio::select! {
             biased;
-            read = self.gather(payload, &slot) => read,
+            read = self.gather(payload, encoding, &slot) => read,
             () = tokio::time::sleep(left) => Err(self.late(tenant, format!(
                 "the body did not arrive within {} ms",
                 self.limits.time_max.as_millis()
@@ -156,6 +163,7 @@ impl BodyReader {
     async fn gather(
         &self,
         mut payload: web::Payload,
+        encoding: ContentEncoding,
         slot: &BodySlot<'_>,
     ) -> Result<Bytes, ApiError> {
         let mut body = BytesMut::new();
@@ -164,26 +172,47 @@ impl BodyReader {
                 let message = "the connection broke off before the body was complete";
                 ApiError::new(ErrorKind::InvalidRequest, message).with_detail(error)
             })?;
-            if body.len() + chunk.len() > self.limits.bytes_max {
-                return Err(self.too_large(slot.tenant));
-            }
-            let most = self.limits.arrived_bytes_max;
-            let has_room = self.arriving.lock().arrived(
-                slot.tenant,
-                slot.number,
-                chunk.len(),
-                most,
-                Instant::now(),
-            );
-            if !has_room {
-                self.metrics.rejected(slot.tenant, "bodies_bytes");
-                let message =
-                    "the bodies that are arriving have reached their memory limit; try again";
-                return Err(rate_limited(message));
-            }
-            body.extend_from_slice(&chunk);
+            self.add(&mut body, &chunk, slot)?;
         }
-        Ok(body.freeze())
+        let Some(mut reader) = encoding.reader(&body).map_err(undecodable)? else {
+            return Ok(body.freeze());
+        };
+        let mut text = BytesMut::new();
+        let mut piece = vec![0; DECODED_PIECE_BYTES];
+        loop {
+            match reader.read(&mut piece).map_err(undecodable)? {
+                0 => break,
+                bytes => self.add(&mut text, &piece[..bytes], slot)?,
+            }
+            // A small body may have a long text, and other requests of this thread wait.
+            tokio::task::yield_now().await;
+        }
+        Ok(text.freeze())
+    }
+
+    /// Adds bytes to a body, or to its text.
+    ///
+    /// # Errors
+    /// The body is too large, or there is no room for it.
+    fn add(&self, body: &mut BytesMut, bytes: &[u8], slot: &BodySlot<'_>) -> Result<(), ApiError> {
+        if body.len() + bytes.len() > self.limits.bytes_max {
+            return Err(self.too_large(slot.tenant));
+        }
+        let most = self.limits.arrived_bytes_max;
+        let has_room = self.arriving.lock().arrived(
+            slot.tenant,
+            slot.number,
+            bytes.len(),
+            most,
+            Instant::now(),
+        );
+        if !has_room {
+            self.metrics.rejected(slot.tenant, "bodies_bytes");
+            let message = "the bodies that are arriving have reached their memory limit; try again";
+            return Err(rate_limited(message));
+        }
+        body.extend_from_slice(bytes);
+        Ok(())
     }
 
     fn too_large(&self, tenant: &str) -> ApiError {
@@ -201,6 +230,11 @@ impl BodyReader {
     fn show(&self, arriving: &ArrivingBodies) {
         self.metrics.families.bodies.set(arriving.total as i64);
     }
+}
+
+fn undecodable(error: io::Error) -> ApiError {
+    let message = "the body is not what its content-encoding says";
+    ApiError::new(ErrorKind::InvalidRequest, message).with_detail(error)
 }
 
 impl ArrivingBodies {

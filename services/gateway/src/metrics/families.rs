@@ -1,6 +1,6 @@
 //! The families of the gateway's metrics.
 
-use refrain_service_kit::telemetry::SECONDS_BUCKETS;
+use refrain_service_kit::telemetry::{REQUEST_SECONDS_BUCKETS, SECONDS_BUCKETS};
 
 /// Buckets of tokens per request: powers of four, as the OpenTelemetry conventions advise.
 const TOKEN_BUCKETS: &[f64] = &[
@@ -31,10 +31,10 @@ refrain_service_kit::metric_families! {
             "gen_ai_client_token_usage" ["tenant", "model", "token_type"] in TOKEN_BUCKETS,
         /// Seconds from the head of a request to its last token.
         pub(crate) request_seconds: HistogramVec =
-            "gen_ai_server_request_duration_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
+            "gen_ai_server_request_duration_seconds" ["tenant", "model"] in REQUEST_SECONDS_BUCKETS,
         /// Seconds from the head of a request to its first token, for each choice. Rollouts may wait for long.
         pub(crate) first_token_seconds: HistogramVec =
-            "gen_ai_server_time_to_first_token_seconds" ["tenant", "model", "class"] in SECONDS_BUCKETS,
+            "gen_ai_server_time_to_first_token_seconds" ["tenant", "model", "class"] in REQUEST_SECONDS_BUCKETS,
         /// Seconds per token after the first one, mean over a choice.
         pub(crate) per_token_seconds: HistogramVec =
             "gen_ai_server_time_per_output_token_seconds" ["tenant", "model"] in SECONDS_BUCKETS,

@@ -3,6 +3,17 @@
 use refrain_protocol::TenantName;
 use serde::Deserialize;
 
+/// What becomes of an output limit that is larger than the room that the prompt leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BeyondContext {
+    /// It is cut to that room. The output is the same, and ends with `length`.
+    #[default]
+    Cut,
+    /// The request is refused.
+    Refuse,
+}
+
 /// One model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
@@ -18,6 +29,14 @@ pub struct ModelConfig {
     pub template_date: Option<String>,
     /// Output limit of chat requests that set none, tokens. Default: what the context leaves.
     pub default_max_tokens: Option<u32>,
+    /// What becomes of an output limit that is larger than the room that the prompt leaves: `cut` to that room, or
+    /// `refuse` the request, as vLLM does. Agents ask for the same limit in each turn, so a refusal ends their
+    /// sessions early.
+    pub beyond_context: BeyondContext,
+    /// Further names, such as `claude-*`: one `*` stands for any text. Answers have the name that was asked for, and
+    /// lists of models have those without a `*`. A name of a model itself comes first, then names without a `*`, then
+    /// the first model that fits.
+    pub also: Vec<String>,
     /// Longest text, tokens. Default: the limit in `config.json`. The limit of the workers holds as well.
     pub max_context: Option<u32>,
     /// Whether its engine speaks only text (`worker.engine.kind = "openai"`). Such outputs have a namespace of their

@@ -116,8 +116,6 @@ impl OutputText {
     pub(crate) fn finish(&mut self, events: &mut Vec<Event>) {
         if self.state == State::Open {
             self.release(self.held.len(), true, events);
-            let rest = self.detokenizer.finish();
-            self.parse(NO_TOKEN, &rest, false, events);
         }
         if self.state != State::Finished {
             self.parsing.finish(events);

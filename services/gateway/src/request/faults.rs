@@ -67,7 +67,7 @@ fn kind(found: &str) -> Option<&'static str> {
     let kinds = [
         ("string", "a text"),
         ("integer", "a whole number"),
-        ("floating point", "a fraction"),
+        ("floating point", "a number with a decimal point"),
         ("boolean", "true or false"),
         ("null", "null"),
         ("unit", "null"),

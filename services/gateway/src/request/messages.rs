@@ -15,15 +15,58 @@ const ROLES: [&str; 6] = [
     "function",
 ];
 
-/// Checks all messages.
-pub(super) fn check(messages: &JsonList) -> Result<(), ApiError> {
+/// Stands in the place of an image in the result of a tool.
+pub(crate) const IMAGE_LEFT_OUT: &str = "[image left out: this model reads text only]";
+
+/// Checks all messages. Images in the results of tools become words about them: they stay in the conversation, so
+/// refusing them would end it.
+pub(super) fn checked(messages: JsonList) -> Result<JsonList, ApiError> {
     if messages.is_empty() {
         return invalid("messages", "must have at least one message");
     }
+    let has_images = messages.items().any(|message| has_image(&message));
+    let messages = match has_images {
+        true => messages.items().map(without_images).collect(),
+        false => messages,
+    };
     for (place, message) in messages.items().enumerate() {
         check_message(&message, place)?;
     }
-    Ok(())
+    Ok(messages)
+}
+
+/// Whether a message is the result of a tool with an image in it.
+fn has_image(message: &JsonValue) -> bool {
+    let role = message.get("role");
+    let content = message.get("content");
+    role.and_then(|role| role.as_str().map(|role| role == "tool")) == Some(true)
+        && content.is_some_and(|content| content.items().into_iter().flatten().any(is_image))
+}
+
+fn is_image(part: JsonValue) -> bool {
+    let kind = part.get("type");
+    matches!(
+        kind.as_ref().and_then(JsonValue::as_str),
+        Some("image_url" | "image" | "input_image")
+    )
+}
+
+fn without_images(message: JsonValue) -> JsonValue {
+    if !has_image(&message) {
+        return message;
+    }
+    let content = message.get("content").unwrap_or_default();
+    let text = |text| JsonValue::object([("type", "text"), ("text", text)].map(pair));
+    let parts = content.items().into_iter().flatten();
+    let parts = parts.map(|part| match is_image(part.clone()) {
+        true => text(IMAGE_LEFT_OUT),
+        false => part,
+    });
+    message.with("content", parts.collect())
+}
+
+fn pair<'a>((name, text): (&'a str, &str)) -> (&'a str, JsonValue) {
+    (name, JsonValue::from(text))
 }
 
 /// Checks the message that stands at `place` in the list. Paths are only written for errors.

@@ -49,13 +49,12 @@ const UNSUPPORTED: [(&str, Option<f64>); 33] = [
 ];
 
 /// Fields that change no output, or only as a hint: clients send them to every server.
-const WITHOUT_EFFECT: [&str; 14] = [
+const WITHOUT_EFFECT: [&str; 13] = [
     "add_special_tokens",
     "cache_salt",
     "include_reasoning",
     "modalities",
     "parallel_tool_calls",
-    "prompt_cache_key",
     "prompt_cache_retention",
     "reasoning_effort",
     "request_id",
@@ -78,6 +77,8 @@ pub(super) struct OtherFields {
     /// The metadata of the client. Nothing depends on them.
     metadata: Option<JsonValue>,
     pub(super) end_user: EndUserFields,
+    /// The name by which requests of one conversation find a cache.
+    pub(super) prompt_cache_key: Option<String>,
     /// Names that nobody knows, the first few.
     unknown: Vec<String>,
 }
@@ -103,6 +104,11 @@ impl OtherFields {
         if EndUserFields::has(&name) {
             let value = map.next_value::<JsonValue>()?;
             self.end_user.note(&name, value.as_str());
+            return Ok(());
+        }
+        if name == PROMPT_CACHE_KEY {
+            let value = map.next_value::<JsonValue>()?;
+            self.prompt_cache_key = value.as_str().map(str::to_owned);
             return Ok(());
         }
         if name == METADATA {
@@ -139,6 +145,9 @@ impl OtherFields {
         }
     }
 }
+
+/// The field of OpenAI's name for requests that begin alike.
+const PROMPT_CACHE_KEY: &str = "prompt_cache_key";
 
 /// The field of a client's own notes on a request.
 const METADATA: &str = "metadata";

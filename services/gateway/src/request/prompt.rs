@@ -7,21 +7,42 @@ use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue, TokenizationError};
 
+use super::RequestReader;
 use super::body::ChatFields;
 use super::fields::check_ids;
-use crate::models::{Model, template_failed};
+use crate::models::{BeyondContext, Model, template_failed};
 
-/// The tokens that a prompt may have.
+/// The words of a refusal for lack of context. Programs parse them: they then summarize, or ask for less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ContextWords {
+    #[default]
+    OpenAi,
+    Anthropic,
+}
+
+/// The tokens that a prompt and its output may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromptRoom {
     /// Longest text of the model.
-    pub(super) context: u32,
+    context: u32,
     /// Keeps only that many tokens, the last ones.
-    pub(super) keep: Option<usize>,
+    keep: Option<usize>,
+    beyond: BeyondContext,
+    words: ContextWords,
 }
 
 impl PromptRoom {
-    /// Most tokens of a text that is encoded at all. One that is cut afterwards may have any number.
+    /// The room of a model. A prompt is cut to `keep` tokens, if that is given.
+    pub(super) fn new(model: &Model, reader: &RequestReader<'_>, keep: Option<usize>) -> Self {
+        PromptRoom {
+            context: reader.models.max_context(model),
+            keep,
+            beyond: model.beyond_context,
+            words: reader.context_words,
+        }
+    }
+
+    /// Largest number of tokens of a text that is encoded at all. One that is cut afterwards may have any number.
     fn tokens_max(self) -> usize {
         match self.keep {
             Some(_) => usize::MAX,
@@ -36,6 +57,71 @@ impl PromptRoom {
             tokens.drain(..tokens.len().saturating_sub(keep));
         }
         tokens
+    }
+
+    /// The output limit in tokens: the one that was asked for, otherwise the fallback or the rest of the context,
+    /// whichever is less. Programs ask for the same limit all the time, so one beyond the context is cut to the room
+    /// that is left, unless the model says otherwise. The output is the same, and ends with the context.
+    ///
+    /// # Errors
+    /// `context_length_exceeded` if it does not fit the context.
+    pub(super) fn output_limit(
+        self,
+        param: &str,
+        prompt_tokens: usize,
+        asked: Option<u64>,
+        fallback: Option<u64>,
+    ) -> Result<u32, ApiError> {
+        let context = self.context;
+        let room = u64::from(context).saturating_sub(prompt_tokens as u64);
+        if room == 0 {
+            return Err(self.prompt_too_long(param, prompt_tokens, ""));
+        }
+        match (asked, self.beyond) {
+            (Some(asked), BeyondContext::Refuse) if asked > room => {
+                let message = match self.words {
+                    ContextWords::OpenAi => format!(
+                        "This model's maximum context length is {context} tokens. However, you requested {} tokens \
+                         ({prompt_tokens} in the {param}, {asked} in the completion). Shorten the {param}, or ask for \
+                         at most {room}.",
+                        asked.saturating_add(prompt_tokens as u64)
+                    ),
+                    ContextWords::Anthropic => format!(
+                        "input length and `max_tokens` exceed context limit: {prompt_tokens} + {asked} > {context}, \
+                         decrease input length or `max_tokens` and try again"
+                    ),
+                };
+                Err(ApiError::invalid(param, message).with_code(code::CONTEXT_LENGTH_EXCEEDED))
+            }
+            (Some(asked), _) => Ok(asked.min(room) as u32),
+            (None, _) => Ok(fallback.unwrap_or(room).clamp(1, room) as u32),
+        }
+    }
+
+    /// The error of a prompt of so many tokens. `at_least` says so where they were not counted.
+    fn prompt_too_long(self, param: &str, tokens: usize, at_least: &str) -> ApiError {
+        let context = self.context;
+        let message = match self.words {
+            ContextWords::OpenAi => format!(
+                "This model's maximum context length is {context} tokens. However, your {param} resulted in \
+                 {at_least}{tokens} tokens. Please reduce the length of the {param}."
+            ),
+            // The pattern has no place for words between.
+            ContextWords::Anthropic => {
+                format!("prompt is too long: {tokens} tokens > {context} maximum")
+            }
+        };
+        ApiError::invalid(param, message).with_code(code::CONTEXT_LENGTH_EXCEEDED)
+    }
+
+    fn refused(self, param: &str, error: &TokenizationError) -> ApiError {
+        match error {
+            TokenizationError::TooLong { at_least } => {
+                self.prompt_too_long(param, *at_least, "at least ")
+            }
+            TokenizationError::Render(_) => template_failed(&error.to_string()),
+            error => ApiError::invalid(param, error.to_string()),
+        }
     }
 }
 
@@ -85,7 +171,7 @@ pub(super) fn chat(
         PromptEnd::OpenAnswer => template.encode_within(tokenizer, &input, true, most),
         PromptEnd::Closed => template.encode_within(tokenizer, &input, false, most),
     };
-    let tokens = tokens.map_err(|error| refused("messages", &error, room.context))?;
+    let tokens = tokens.map_err(|error| room.refused("messages", &error))?;
     Ok(room.cut(tokens))
 }
 
@@ -106,14 +192,10 @@ pub(super) fn completions(
     let encode = |text: &String| {
         let most = room.tokens_max();
         let encoded = model.tokenizer.encode_sequence_within(text, most);
-        let tokens = encoded.map_err(|error| refused("prompt", &error, room.context))?;
+        let tokens = encoded.map_err(|error| room.refused("prompt", &error))?;
         // The texts behind one that does not fit are not encoded.
         match tokens.len() > most {
-            true => Err(prompt_too_long(
-                "prompt",
-                &tokens.len().to_string(),
-                room.context,
-            )),
+            true => Err(room.prompt_too_long("prompt", tokens.len(), "")),
             false => Ok(tokens),
         }
     };
@@ -137,8 +219,9 @@ pub(super) fn completions(
 pub(super) fn prediction(
     prediction: Option<JsonValue>,
     model: &Model,
-    context: u32,
+    room: PromptRoom,
 ) -> Result<Option<Arc<[TokenId]>>, ApiError> {
+    let context = room.context;
     let Some(content) = prediction.and_then(|prediction| prediction.get("content")) else {
         return Ok(None);
     };
@@ -166,7 +249,7 @@ pub(super) fn prediction(
         Err(TokenizationError::TooLong { at_least }) => {
             return Err(too_long(format!("at least {at_least}")));
         }
-        tokens => tokens.map_err(|error| refused("prediction.content", &error, context))?,
+        tokens => tokens.map_err(|error| room.refused("prediction.content", &error))?,
     };
     if tokens.len() > context as usize {
         return Err(too_long(tokens.len().to_string()));
@@ -174,53 +257,7 @@ pub(super) fn prediction(
     Ok(Some(tokens.into()))
 }
 
-/// Most tokens of a prompt. The context must have room for at least one token of output.
+/// Maximum number of tokens of a prompt. The context must have room for at least one token of output.
 fn prompt_tokens_max(context: u32) -> usize {
     context.saturating_sub(1) as usize
-}
-
-/// The output limit in tokens: the one that was asked for, otherwise the fallback or the rest of the context,
-/// whichever is less.
-///
-/// # Errors
-/// `context_length_exceeded` if it does not fit the context.
-pub(super) fn output_limit(
-    param: &str,
-    prompt_tokens: usize,
-    asked: Option<u64>,
-    fallback: Option<u64>,
-    context: u32,
-) -> Result<u32, ApiError> {
-    let room = u64::from(context).saturating_sub(prompt_tokens as u64);
-    if room == 0 {
-        return Err(prompt_too_long(param, &prompt_tokens.to_string(), context));
-    }
-    match asked {
-        Some(asked) if asked > room => Err(ApiError::invalid(
-            param,
-            format!(
-                "the model's context is {context} tokens, the prompt has {prompt_tokens} and {asked} were asked for; \
-                 shorten the prompt, or ask for at most {room}"
-            ),
-        )
-        .with_code(code::CONTEXT_LENGTH_EXCEEDED)),
-        Some(asked) => Ok(asked as u32),
-        None => Ok(fallback.unwrap_or(room).clamp(1, room) as u32),
-    }
-}
-
-fn prompt_too_long(param: &str, tokens: &str, context: u32) -> ApiError {
-    let message =
-        format!("the model's context is {context} tokens and the prompt has {tokens}; shorten it");
-    ApiError::invalid(param, message).with_code(code::CONTEXT_LENGTH_EXCEEDED)
-}
-
-fn refused(param: &str, error: &TokenizationError, context: u32) -> ApiError {
-    match error {
-        TokenizationError::TooLong { at_least } => {
-            prompt_too_long(param, &format!("at least {at_least}"), context)
-        }
-        TokenizationError::Render(_) => template_failed(&error.to_string()),
-        error => ApiError::invalid(param, error.to_string()),
-    }
 }

@@ -79,6 +79,7 @@ fn read_chat(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiError> {
         tenant: "a",
         models,
         limits: &GatewayTuning::default(),
+        context_words: super::ContextWords::OpenAi,
     };
     ParsedRequest::chat(body, &reader)
 }
@@ -92,6 +93,7 @@ fn read_completion(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiErr
         tenant: "a",
         models,
         limits: &GatewayTuning::default(),
+        context_words: super::ContextWords::OpenAi,
     };
     ParsedRequest::completion(body, &reader, None, Some(COMPLETION_MAX_TOKENS))
 }
@@ -295,7 +297,9 @@ fn a_prompt_that_cannot_fit_is_told_how_many_tokens_it_has_at_least() {
         assert_eq!(error.code.as_deref(), Some("context_length_exceeded"));
         assert_eq!(error.param.as_deref(), Some(param));
         assert!(
-            error.message.contains("context is 4096 tokens"),
+            error
+                .message
+                .contains("maximum context length is 4096 tokens"),
             "{}",
             error.message
         );
@@ -541,7 +545,7 @@ fn faults_are_told_in_plain_words() {
         ),
         (
             r#"{"model":"m","messages":[],"n":1.5}"#,
-            "n: must be a whole number that is not negative, not a fraction",
+            "n: must be a whole number that is not negative, not a number with a decimal point",
         ),
         (
             r#"{"model":"m","messages":[],"seed":"x"}"#,

@@ -123,7 +123,9 @@ impl Tools {
         if matches!(choice, Choice::Allowed { .. }) {
             tools.retain(|(tool, _)| choice.names().contains(&tool.tool.name));
         }
-        let (mut callable, shown): (Vec<_>, Vec<_>) = tools.into_iter().unzip();
+        let (mut callable, mut shown): (Vec<_>, Vec<_>) = tools.into_iter().unzip();
+        // Programs tell the model about these later, so that the head of the prompt stays the same.
+        shown.retain(|tool: &JsonValue| !is_deferred(tool));
         match &choice {
             // The template shows all tools in either case, as with vLLM, so that the prompt stays the same.
             Choice::None => callable.clear(),
@@ -162,6 +164,10 @@ impl Tools {
         );
         unsupported(field, &message)
     }
+}
+
+fn is_deferred(tool: &JsonValue) -> bool {
+    tool.get("defer_loading").and_then(|value| value.as_bool()) == Some(true)
 }
 
 /// A function of the deprecated form as a tool.
@@ -358,6 +364,11 @@ mod tests {
                 &["a", "b"],
             ),
             (json!({"tools": two, "tool_choice": tool("b")}), 2, &["b"]),
+            (
+                json!({"tools": [tool("a"), {"defer_loading": true, "function": {"name": "b"}}]}),
+                1,
+                &["a", "b"],
+            ),
             (json!({"functions": [{"name": "f"}]}), 1, &["f"]),
             (
                 json!({"functions": [{"name": "f"}, {"name": "g"}], "function_call": {"name": "g"}}),

@@ -423,7 +423,7 @@ impl AnswerWriter {
             id: &self.id,
             object,
             created: self.created,
-            model: &self.request.model.id,
+            model: &self.request.model_name,
             choices,
             prompt_token_ids: None,
             prompt_logprobs: None,

@@ -67,6 +67,9 @@ pub(super) struct ChatTool {
     #[serde(rename = "type")]
     kind: &'static str,
     function: ChatToolFunction,
+    /// Whether it may be called, and is not in the head of the prompt.
+    #[serde(rename = "defer_loading", skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_hidden: bool,
 }
 
 #[derive(Serialize)]
@@ -178,6 +181,7 @@ impl ChatTool {
                 parameters: definition.get(parameters),
                 strict: definition.get("strict"),
             },
+            is_hidden: false,
         }
     }
 }

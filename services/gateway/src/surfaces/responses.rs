@@ -1,7 +1,7 @@
 //! OpenAI's Responses API: its bodies as bodies of chats, its answers, and the responses that are stored.
 //!
 //! `history` has the conversation as items, which is what bodies carry and what is stored. `store` is a table with
-//! limits; nothing is on disk, and each gateway has its own. `input_items` shows the input of a stored response.
+//! limits; nothing is on disk, and each gateway has its own. `tools` has the names of tools, `input_items` shows the input of a stored response.
 
 mod echo;
 mod history;
@@ -9,10 +9,11 @@ mod input_items;
 mod item_ids;
 mod request;
 mod store;
+mod tools;
 mod writer;
 
 pub(super) use echo::Echo;
 pub(crate) use input_items::{PageQuery, input_items, unknown_response};
-pub(super) use request::{renamed, to_chat};
+pub(super) use request::to_chat;
 pub(crate) use store::{ResponseStore, StoreLimits};
 pub(super) use writer::ResponsesWriter;

@@ -9,6 +9,7 @@
 
 mod admin;
 mod adopters;
+mod agents;
 mod chunks;
 mod console;
 mod errors;
@@ -21,6 +22,7 @@ mod limits_redis;
 mod mesh;
 mod operations;
 mod outcomes;
+mod passthrough;
 mod plain;
 #[path = "../../../../shared/accounts/tests/support/redis_server.rs"]
 mod redis_server;

@@ -361,8 +361,8 @@ async fn a_list_in_the_place_of_an_object_is_refused_by_the_name_of_its_field() 
 async fn a_response_that_is_refused_names_the_field_of_its_api() {
     let bench = Bench::new().await;
     for (field, value, param) in [
-        ("max_output_tokens", json!(100_000), "input"),
-        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        ("input", json!("a b ".repeat(500)), "input"),
+        ("tools", json!([{"type": "odd"}]), "tools[0].type"),
         (
             "text",
             json!({"format": {"type": "json_schema", "name": "n"}}),

@@ -158,6 +158,8 @@ pub enum KeyEndpoint {
     Responses,
     /// `/tokenize` and `/detokenize`.
     Tokenize,
+    /// The routes of other servers.
+    Passthrough,
 }
 
 /// Limits on use. A missing one does not limit.

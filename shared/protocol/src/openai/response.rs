@@ -401,8 +401,9 @@ pub struct ModelCard {
     pub created: u64,
     /// Owner of the model.
     pub owned_by: &'static str,
-    /// Longest prompt and output together, tokens.
-    pub max_model_len: u32,
+    /// Longest prompt and output together, tokens; `None` if only the server behind knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u32>,
 }
 
 #[cfg(test)]

@@ -15,6 +15,12 @@ pub const SECONDS_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 ];
 
+/// Buckets of the time that requests take, seconds. Rollouts may take hours.
+pub const REQUEST_SECONDS_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0, 600.0, 1_800.0, 3_600.0, 10_800.0,
+];
+
 /// Counts one in a gauge until it is dropped.
 pub struct GaugeGuard {
     gauge: IntGauge,
@@ -205,7 +211,7 @@ metric_families! {
         /// Requests that were answered, by service, route and status.
         pub(crate) requests: IntCounterVec = "refrain_http_requests_total" ["service", "route", "status"],
         /// Seconds from a request's head to its response's head.
-        pub(crate) seconds: HistogramVec = "refrain_http_request_seconds" ["service", "route"] in SECONDS_BUCKETS,
+        pub(crate) seconds: HistogramVec = "refrain_http_request_seconds" ["service", "route"] in REQUEST_SECONDS_BUCKETS,
         /// Open connections of callers.
         pub(crate) connections: IntGaugeVec = "refrain_http_connections" ["service"],
         /// Idle connections that were closed to make room for new ones.

@@ -1,11 +1,13 @@
 //! The body of Anthropic's Messages as the body of a chat.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use refrain_protocol::ApiError;
 use refrain_tokenization::JsonValue;
 use serde_json::json;
 
-use crate::request::read;
+use crate::request::{IMAGE_LEFT_OUT, NamedUser, read};
 use crate::surfaces::chat_body::{
     self, ChatBody, ChatCall, ChatMessage, ChatTool, add_line, refuse, shown, text_of, type_of,
     unsupported,
@@ -74,15 +76,20 @@ pub(in crate::surfaces) fn to_chat(
     }
     check_unsupported(&given)?;
     output_format(&given, &mut chat)?;
-    let messages = messages(&given)?;
+    let messages = messages(&given, &DeferredTools::read(&given))?;
     if messages.last().is_some_and(is_prefill) {
         // The answer goes on where the last message ends.
         chat.set("continue_final_message", &true)?;
         chat.set("add_generation_prompt", &false)?;
     }
     chat.set("messages", &messages)?;
-    if let Some(user) = given.get("metadata").and_then(|given| given.get("user_id")) {
-        chat.set("safety_identifier", &user)?;
+    let user = given.get("metadata").and_then(|given| given.get("user_id"));
+    let named = user.and_then(|user| user.as_str().map(NamedUser::of));
+    let NamedUser { user, session } = named.unwrap_or_default();
+    for (name, value) in [("safety_identifier", user), ("prompt_cache_key", session)] {
+        if let Some(value) = value {
+            chat.set(name, &value)?;
+        }
     }
     tools(&given, &mut chat)?;
     thinking(&given, &mut chat)?;
@@ -161,7 +168,7 @@ fn is_prefill(last: &ChatMessage) -> bool {
     last.role == "assistant" && last.tool_calls.is_empty() && last.content.is_some()
 }
 
-fn messages(given: &JsonValue) -> Result<Vec<ChatMessage>, ApiError> {
+fn messages(given: &JsonValue, tools: &DeferredTools) -> Result<Vec<ChatMessage>, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = given.get("system") {
         let mut text = None;
@@ -196,7 +203,7 @@ fn messages(given: &JsonValue) -> Result<Vec<ChatMessage>, ApiError> {
         };
         let content = blocks(&content, &format!("{place}.content"))?;
         match message.get("role").as_ref().and_then(JsonValue::as_str) {
-            Some("user") => user(content, &mut messages)?,
+            Some("user") => user(content, tools, &mut messages)?,
             Some("assistant") => messages.push(assistant(content)?),
             Some("system") => {
                 let mut text = None;
@@ -228,8 +235,9 @@ fn blocks(content: &JsonValue, place: &str) -> Result<Vec<(JsonValue, String)>, 
 fn unknown_block<T>(place: &str, kind: &str) -> Result<T, ApiError> {
     let kind = shown(kind);
     match kind.as_str() {
+        // Claude Code knows a place that ends so, and sends the message again without the image.
         "image" | "document" => unsupported(
-            &format!("{place}.type"),
+            &format!("{place}.{kind}"),
             format!("blocks of type {kind} are not supported, only text; send the text instead"),
         ),
         _ => unsupported(
@@ -242,6 +250,7 @@ fn unknown_block<T>(place: &str, kind: &str) -> Result<T, ApiError> {
 /// A message of the user: results of tools become messages of their own, in their order.
 fn user(
     content: Vec<(JsonValue, String)>,
+    tools: &DeferredTools,
     messages: &mut Vec<ChatMessage>,
 ) -> Result<(), ApiError> {
     let mut text = None;
@@ -252,7 +261,7 @@ fn user(
             "tool_result" => {
                 let said = text.take();
                 messages.extend(said.map(|text| ChatMessage::text("user", text)));
-                messages.push(tool_result(&block, &place)?);
+                messages.push(tool_result(&block, tools, &place)?);
             }
             other => return unknown_block(&place, other),
         }
@@ -265,13 +274,24 @@ fn user(
     Ok(())
 }
 
-fn tool_result(block: &JsonValue, place: &str) -> Result<ChatMessage, ApiError> {
+/// The result of a tool. An image in it becomes words about it: it stays in the conversation, so refusing it would end
+/// the session. A reference to a tool becomes its definition, which the prompt does not have elsewhere.
+fn tool_result(
+    block: &JsonValue,
+    tools: &DeferredTools,
+    place: &str,
+) -> Result<ChatMessage, ApiError> {
     let call = text_of(block, "tool_use_id", place)?;
     let mut text = None;
     if let Some(content) = block.get("content") {
         for (part, place) in blocks(&content, &format!("{place}.content"))? {
             match type_of(&part, "text").as_str() {
                 "text" => add_line(&mut text, &text_of(&part, "text", &place)?),
+                "image" => add_line(&mut text, IMAGE_LEFT_OUT),
+                "tool_reference" => {
+                    let name = text_of(&part, "tool_name", &place)?;
+                    add_line(&mut text, tools.definition(&name).unwrap_or(&name));
+                }
                 other => return unknown_block(&place, other),
             }
         }
@@ -318,6 +338,35 @@ fn assistant(content: Vec<(JsonValue, String)>) -> Result<ChatMessage, ApiError>
         message.content = Some(String::new());
     }
     Ok(message)
+}
+
+/// The tools that a program shows to the model only once it has searched for them, by their names. They are not in
+/// the head of the prompt, so that it stays the same when one is found.
+struct DeferredTools(HashMap<String, String>);
+
+impl DeferredTools {
+    fn read(given: &JsonValue) -> Self {
+        let tools = given.get("tools");
+        let tools = tools.iter().filter_map(JsonValue::items).flatten();
+        let deferred = tools.filter(is_deferred).filter_map(|tool| {
+            let name = tool.get("name")?;
+            let function = ChatTool::function(name.clone(), &tool, "input_schema");
+            Some((
+                name.as_str()?.to_owned(),
+                serde_json::to_string(&function).ok()?,
+            ))
+        });
+        DeferredTools(deferred.collect())
+    }
+
+    /// The definition of a tool as a chat has it, in JSON.
+    fn definition(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+}
+
+fn is_deferred(tool: &JsonValue) -> bool {
+    tool.get("defer_loading").and_then(|value| value.as_bool()) == Some(true)
 }
 
 fn tools(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
@@ -367,7 +416,9 @@ fn tools(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
         {
             return refuse(&format!("{place}.input_schema"), "must be a JSON schema");
         }
-        functions.push(ChatTool::function(name, &tool, "input_schema"));
+        let mut function = ChatTool::function(name, &tool, "input_schema");
+        function.is_hidden = is_deferred(&tool);
+        functions.push(function);
     }
     if functions.is_empty() {
         return Ok(());

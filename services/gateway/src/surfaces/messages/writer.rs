@@ -41,7 +41,7 @@ impl MessagesWriter {
     pub(in crate::surfaces) fn new(request: &GenerateRequest) -> Result<Self, ApiError> {
         let prompt = request.prompts.first();
         let prompt_tokens = prompt.map_or(0, |prompt| prompt.tokens.len() as u64);
-        let (model, stops) = (request.model.id.clone(), request.stops.clone());
+        let (model, stops) = (request.model_name.clone(), request.stops.clone());
         let id = random::u128()?;
         Ok(MessagesWriter::with(id, model, prompt_tokens, stops))
     }

@@ -7,12 +7,15 @@ use serde_json::{Map, Value, json};
 
 use super::history::History;
 use super::store::ResponseStore;
+use super::tools::ToolNames;
 
 /// The part of a body that the answer needs.
 pub(crate) struct Echo {
     /// The repeated fields.
     pub(super) fields: Map<String, Value>,
     pub(super) tenant: String,
+    /// The tools, by the names of their functions.
+    pub(super) tools: ToolNames,
     /// The conversation before the answer, without the instructions.
     pub(super) history: History,
     /// The place to store the answer, if it is to be stored.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tools::CalledTool;
 use crate::surfaces::chat_body::{ChatCall, ChatMessage, add_line};
 
 /// An item of a conversation.
@@ -14,11 +15,17 @@ pub(super) enum HistoryItem {
     /// A call of a tool.
     Call {
         id: String,
-        name: String,
-        arguments: String,
+        tool: CalledTool,
+        /// Its arguments, or the text that a custom tool takes.
+        given: String,
     },
     /// The result of a call.
-    CallOutput { id: String, text: String },
+    CallOutput {
+        id: String,
+        text: String,
+        /// Whether a custom tool returned it.
+        is_custom: bool,
+    },
 }
 
 /// A conversation. Its items are shared with those that it continues.
@@ -32,12 +39,10 @@ impl HistoryItem {
     pub(super) fn bytes(&self) -> usize {
         let texts = match self {
             HistoryItem::Message { text, .. } | HistoryItem::Reasoning(text) => text.len(),
-            HistoryItem::Call {
-                id,
-                name,
-                arguments,
-            } => id.len() + name.len() + arguments.len(),
-            HistoryItem::CallOutput { id, text } => id.len() + text.len(),
+            HistoryItem::Call { id, tool, given } => {
+                id.len() + tool.chat_name().len() + given.len()
+            }
+            HistoryItem::CallOutput { id, text, .. } => id.len() + text.len(),
         };
         texts + ITEM_BYTES
     }
@@ -67,15 +72,14 @@ pub(super) fn messages(instructions: Option<String>, history: &History) -> Vec<C
                     add_line(&mut last.reasoning_content, text);
                 });
             }
-            HistoryItem::Call {
-                id,
-                name,
-                arguments,
-            } => {
-                let call = ChatCall::new(id.clone(), name.clone(), arguments.clone());
+            HistoryItem::Call { id, tool, given } => {
+                let arguments = tool.chat_arguments(given);
+                let call = ChatCall::new(id.clone(), tool.chat_name(), arguments);
                 assistant(&mut messages, |_| true, |last| last.tool_calls.push(call));
             }
-            HistoryItem::CallOutput { id, text } => messages.push(ChatMessage::tool(id, text)),
+            HistoryItem::CallOutput { id, text, .. } => {
+                messages.push(ChatMessage::tool(id, text));
+            }
         }
     }
     for message in &mut messages {
@@ -118,8 +122,11 @@ mod tests {
         };
         let call = |id: &str| HistoryItem::Call {
             id: id.into(),
-            name: "f".into(),
-            arguments: "{}".into(),
+            tool: CalledTool {
+                name: "f".into(),
+                ..CalledTool::default()
+            },
+            given: "{}".into(),
         };
         let history: History = [
             message("user", "a"),
@@ -130,6 +137,7 @@ mod tests {
             HistoryItem::CallOutput {
                 id: "1".into(),
                 text: "x".into(),
+                is_custom: false,
             },
             HistoryItem::Reasoning("s".into()),
             call("3"),

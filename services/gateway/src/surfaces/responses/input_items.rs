@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::history::HistoryItem;
 use super::item_ids::{item_id, place_of};
 use super::store::ResponseStore;
+use super::tools::CalledTool;
 
 /// Items of a page, if a request names no number.
 const PAGE_DEFAULT: usize = 20;
@@ -103,16 +104,42 @@ fn item_value(item: &HistoryItem, id: &str) -> Value {
         }),
         HistoryItem::Call {
             id: call,
-            name,
-            arguments,
-        } => json!({
-            "type": "function_call", "id": id, "status": status,
-            "call_id": call, "name": name, "arguments": arguments,
-        }),
-        HistoryItem::CallOutput { id: call, text } => json!({
-            "type": "function_call_output", "id": id, "status": status, "call_id": call, "output": text,
-        }),
+            tool,
+            given,
+        } => call_value(id, status, call, tool, given),
+        HistoryItem::CallOutput {
+            id: call,
+            text,
+            is_custom,
+        } => {
+            let kind = match is_custom {
+                true => "custom_tool_call_output",
+                false => "function_call_output",
+            };
+            json!({"type": kind, "id": id, "status": status, "call_id": call, "output": text})
+        }
     }
+}
+
+/// A call as an item.
+pub(super) fn call_value(
+    id: &str,
+    status: &str,
+    call_id: &str,
+    tool: &CalledTool,
+    given: &str,
+) -> Value {
+    let (kind, field) = match tool.is_custom {
+        true => ("custom_tool_call", "input"),
+        false => ("function_call", "arguments"),
+    };
+    let mut item = json!({
+        "type": kind, "id": id, "status": status, "call_id": call_id, "name": tool.name, field: given,
+    });
+    if let Some(namespace) = &tool.namespace {
+        item["namespace"] = namespace.as_str().into();
+    }
+    item
 }
 
 #[cfg(test)]
@@ -145,12 +172,16 @@ mod tests {
             HistoryItem::Reasoning("hm".into()),
             HistoryItem::Call {
                 id: "c".into(),
-                name: "f".into(),
-                arguments: "{}".into(),
+                tool: CalledTool {
+                    name: "f".into(),
+                    ..CalledTool::default()
+                },
+                given: "{}".into(),
             },
             HistoryItem::CallOutput {
                 id: "c".into(),
                 text: "12".into(),
+                is_custom: false,
             },
             message("assistant", "b"),
             message("assistant", "the output"),

@@ -10,7 +10,11 @@ pub(super) fn item_id(response: &str, place: usize, item: &HistoryItem) -> Strin
     let kind = match item {
         HistoryItem::Message { .. } => "msg",
         HistoryItem::Reasoning(_) => "rs",
+        HistoryItem::Call { tool, .. } if tool.is_custom => "ctc",
         HistoryItem::Call { .. } => "fc",
+        HistoryItem::CallOutput {
+            is_custom: true, ..
+        } => "ctco",
         HistoryItem::CallOutput { .. } => "fco",
     };
     let number = response.strip_prefix("resp_").unwrap_or(response);

@@ -11,9 +11,10 @@ use serde_json::json;
 use super::echo::{self, Echo};
 use super::history::{History, HistoryItem, messages};
 use super::store::ResponseStore;
-use crate::request::{check_metadata, read};
+use super::tools::{CalledTool, namespace_of, tool_choice, tools};
+use crate::request::{IMAGE_LEFT_OUT, check_metadata, read};
 use crate::surfaces::chat_body::{
-    self, ChatBody, ChatTool, add_line, refuse, shown, text_of, type_of, unsupported,
+    self, ChatBody, add_line, refuse, shown, text_of, type_of, unsupported,
 };
 
 /// Fields that have the same meaning in a chat, with their names there.
@@ -96,8 +97,9 @@ pub(in crate::surfaces) fn to_chat(
     }
     chat.take(&given, "safety_identifier", "safety_identifier")?;
     chat.take(&given, "user", "user")?;
+    chat.take(&given, "prompt_cache_key", "prompt_cache_key")?;
     text_format(&given, &mut chat)?;
-    tools(&given, &mut chat)?;
+    let tools = tools(&given, &mut chat)?;
     tool_choice(&given, &mut chat)?;
     chat.take_others(&given, &OTHER_FIELDS)?;
     let wants_store = given.get("store").and_then(|value| value.as_bool());
@@ -105,23 +107,18 @@ pub(in crate::surfaces) fn to_chat(
     let echo = Echo {
         fields: echo::fields(&given, is_stored),
         tenant: tenant.to_owned(),
+        tools,
         history,
         store: is_stored.then(|| store.clone()),
     };
     Ok((chat.finish(), echo))
 }
 
-/// An error of the chat with the name that its field has here.
-pub(in crate::surfaces) fn renamed(mut error: ApiError) -> ApiError {
-    if let Some(param) = &error.param
-        && param.starts_with("tools[")
-    {
-        // A function's fields stand in the tool itself here.
-        let flat = param.replacen("].function", "]", 1);
-        error.message = error.message.replacen(param.as_str(), &flat, 1);
-        error.param = Some(flat);
+impl Echo {
+    /// An error of the chat with the name that its field has here.
+    pub(in crate::surfaces) fn renamed(&self, error: ApiError) -> ApiError {
+        chat_body::renamed(self.tools.renamed(error), &RENAMED)
     }
-    chat_body::renamed(error, &RENAMED)
 }
 
 fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
@@ -208,14 +205,26 @@ fn input_item(kind: &str, item: &JsonValue, place: &str) -> Result<Option<Histor
             let text = content(item, "content", place)?;
             HistoryItem::Message { role, text }
         }
-        "function_call" => HistoryItem::Call {
+        "function_call" => called(item, "arguments", false, place)?,
+        "custom_tool_call" => called(item, "input", true, place)?,
+        "function_call_output" | "custom_tool_call_output" => HistoryItem::CallOutput {
             id: text_of(item, "call_id", place)?,
-            name: text_of(item, "name", place)?,
-            arguments: text_of(item, "arguments", place)?,
+            text: result(item, place)?,
+            is_custom: kind == "custom_tool_call_output",
         },
-        "function_call_output" => HistoryItem::CallOutput {
+        // Codex's own shell, which another server may have offered to the model.
+        "local_shell_call" => HistoryItem::Call {
             id: text_of(item, "call_id", place)?,
-            text: content(item, "output", place)?,
+            tool: CalledTool {
+                name: "local_shell".to_owned(),
+                ..CalledTool::default()
+            },
+            given: item.get("action").unwrap_or_default().to_json().to_string(),
+        },
+        "local_shell_call_output" => HistoryItem::CallOutput {
+            id: text_of(item, "call_id", place).or_else(|_| text_of(item, "id", place))?,
+            text: result(item, place)?,
+            is_custom: false,
         },
         "reasoning" => {
             let mut text = None;
@@ -238,8 +247,37 @@ fn input_item(kind: &str, item: &JsonValue, place: &str) -> Result<Option<Histor
     }))
 }
 
-/// The text of a field that is a text or a list of parts.
+/// A call in the conversation. `field` has what the tool was given.
+fn called(
+    item: &JsonValue,
+    field: &str,
+    is_custom: bool,
+    place: &str,
+) -> Result<HistoryItem, ApiError> {
+    Ok(HistoryItem::Call {
+        id: text_of(item, "call_id", place)?,
+        tool: CalledTool {
+            name: text_of(item, "name", place)?,
+            namespace: namespace_of(item),
+            is_custom,
+        },
+        given: text_of(item, field, place)?,
+    })
+}
+
+/// The text of a message.
 fn content(item: &JsonValue, field: &str, place: &str) -> Result<String, ApiError> {
+    texts(item, field, place, false)
+}
+
+/// The text that a tool returned.
+fn result(item: &JsonValue, place: &str) -> Result<String, ApiError> {
+    texts(item, "output", place, true)
+}
+
+/// The text of a field that is a text or a list of parts. Images in the results of tools become words about them:
+/// they stay in the conversation, so refusing them would end it.
+fn texts(item: &JsonValue, field: &str, place: &str, is_result: bool) -> Result<String, ApiError> {
     let place = format!("{place}.{field}");
     let Some(content) = item.get(field) else {
         return refuse(&place, "is required");
@@ -256,6 +294,10 @@ fn content(item: &JsonValue, field: &str, place: &str) -> Result<String, ApiErro
         let field = match type_of(&part, "text").as_str() {
             "input_text" | "output_text" | "text" => "text",
             "refusal" => "refusal",
+            "input_image" if is_result => {
+                add_line(&mut text, IMAGE_LEFT_OUT);
+                continue;
+            }
             other => {
                 let fault = format!(
                     "parts of type {} are not supported, only text",
@@ -291,72 +333,6 @@ fn text_format(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
             "text.format.type",
             "must be text, json_object or json_schema",
         ),
-    }
-}
-
-fn tools(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
-    let Some(tools) = given.get("tools") else {
-        return Ok(());
-    };
-    let Some(tools) = tools.items() else {
-        return refuse("tools", "must be a list of tools");
-    };
-    let mut functions = Vec::new();
-    for (number, tool) in tools.enumerate() {
-        let place = format!("tools[{number}]");
-        match type_of(&tool, "").as_str() {
-            "function" => {}
-            other => {
-                let fault = format!(
-                    "tools of type {} are not supported, only function",
-                    shown(other)
-                );
-                return unsupported(&format!("{place}.type"), fault);
-            }
-        }
-        let Some(name) = tool.get("name").filter(|name| name.as_str().is_some()) else {
-            return refuse(&format!("{place}.name"), "must be a text");
-        };
-        functions.push(ChatTool::function(name, &tool, "parameters"));
-    }
-    match functions.is_empty() {
-        true => Ok(()),
-        false => chat.set("tools", &functions),
-    }
-}
-
-/// Passes the choice on. A named function is one level deeper in a chat.
-fn tool_choice(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
-    let Some(choice) = given.get("tool_choice") else {
-        return Ok(());
-    };
-    if choice.as_str().is_some() {
-        return chat.set("tool_choice", &choice);
-    }
-    match type_of(&choice, "").as_str() {
-        "function" => {
-            let name = text_of(&choice, "name", "tool_choice")?;
-            let named = json!({"type": "function", "function": {"name": name}});
-            chat.set("tool_choice", &named)
-        }
-        "allowed_tools" => {
-            let tools = choice.get("tools");
-            let tools = tools.iter().filter_map(JsonValue::items).flatten();
-            let named = |tool: JsonValue| {
-                let name = tool.get("name").map(|name| name.to_json());
-                json!({"type": tool.get("type"), "function": {"name": name}})
-            };
-            let tools: Vec<_> = tools.map(named).collect();
-            let allowed = json!({"mode": choice.get("mode"), "tools": tools});
-            chat.set(
-                "tool_choice",
-                &json!({"type": "allowed_tools", "allowed_tools": allowed}),
-            )
-        }
-        other => {
-            let fault = format!("a choice of type {} is not supported", shown(other));
-            unsupported("tool_choice.type", fault)
-        }
     }
 }
 

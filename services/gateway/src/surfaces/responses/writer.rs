@@ -13,11 +13,16 @@ use serde_json::{Value, json};
 
 use super::echo::Echo;
 use super::history::HistoryItem;
+use super::input_items::call_value;
 use super::store::StoredResponse;
+use super::tools::CalledTool;
 use crate::relay::{ChoiceProgress, RequestEvents, RequestSummary};
 use crate::request::GenerateRequest;
 use crate::response::{SurfaceWriter, read_to_end, write_named_frame};
 use crate::surfaces::items::{Change, Item, ItemEnd, ItemKind, Items};
+
+/// The beginning of the names of events about the text that a custom tool takes.
+const CUSTOM_INPUT: &str = "response.custom_tool_call_input";
 
 /// Writes the answer to one request.
 pub(in crate::surfaces) struct ResponsesWriter {
@@ -40,7 +45,7 @@ impl ResponsesWriter {
         request: &GenerateRequest,
         echo: Echo,
     ) -> Result<Self, ApiError> {
-        let (id, model) = (random::u128()?, request.model.id.clone());
+        let (id, model) = (random::u128()?, request.model_name.clone());
         Ok(ResponsesWriter::with(id, clock::unix_s(), model, echo))
     }
 
@@ -73,6 +78,7 @@ impl ResponsesWriter {
         let prefix = match kind {
             ItemKind::Text => "msg",
             ItemKind::Reasoning => "rs",
+            ItemKind::Call { name, .. } if self.echo.tools.called(name).is_custom => "ctc",
             ItemKind::Call { .. } => "fc",
         };
         format!("{prefix}_{:032x}_{number}", self.id)
@@ -153,10 +159,14 @@ impl ResponsesWriter {
                     "summary": [], "content": parts, "encrypted_content": null,
                 })
             }
-            ItemKind::Call { id: call, name } => json!({
-                "type": "function_call", "id": id, "status": status,
-                "call_id": self.call_id(number, call.as_deref()), "name": name, "arguments": item.text,
-            }),
+            ItemKind::Call { id: call, name } => {
+                let tool = self.echo.tools.called(name);
+                let is_whole = !tool.is_custom || item.end != ItemEnd::Open;
+                let given = is_whole.then(|| tool.given(&item.text));
+                let given = given.unwrap_or_default();
+                let call = self.call_id(number, call.as_deref());
+                call_value(&id, status, &call, &tool, &given)
+            }
         }
     }
 
@@ -182,6 +192,14 @@ impl ResponsesWriter {
             }
         }
         Ok(())
+    }
+
+    /// The custom tool that an item calls.
+    fn custom(&self, kind: &ItemKind) -> Option<CalledTool> {
+        let ItemKind::Call { name, .. } = kind else {
+            return None;
+        };
+        Some(self.echo.tools.called(name)).filter(|tool| tool.is_custom)
     }
 
     /// An event about the text of an item, with the fields that all of them have.
@@ -220,6 +238,10 @@ impl ResponsesWriter {
         let Some(item) = self.items.all().get(at) else {
             return Ok(());
         };
+        if self.custom(&item.kind).is_some() {
+            // Its text is whole only with its last argument.
+            return Ok(());
+        }
         let (name, _) = text_events(&item.kind);
         let more = match item.kind {
             ItemKind::Text => json!({"delta": text, "logprobs": []}),
@@ -238,10 +260,21 @@ impl ResponsesWriter {
         let more = match kind {
             ItemKind::Text => json!({"text": item.text, "logprobs": []}),
             ItemKind::Reasoning => json!({"text": item.text}),
-            ItemKind::Call { name, .. } => json!({"name": name, "arguments": item.text}),
+            ItemKind::Call { name, .. } => {
+                json!({"name": self.echo.tools.called(name).name, "arguments": item.text})
+            }
         };
-        let event = self.about(at, kind, more);
-        self.event(frames, name, event)?;
+        if let Some(tool) = self.custom(kind) {
+            let input = tool.given(&item.text);
+            let [delta, done] = ["delta", "done"].map(|end| format!("{CUSTOM_INPUT}.{end}"));
+            let event = self.about(at, kind, json!({"delta": input}));
+            self.event(frames, &delta, event)?;
+            let event = self.about(at, kind, json!({"input": input}));
+            self.event(frames, &done, event)?;
+        } else {
+            let event = self.about(at, kind, more);
+            self.event(frames, name, event)?;
+        }
         if !is_call(kind) {
             let event = self.about(at, kind, json!({"part": part(kind, &item.text)}));
             self.event(frames, "response.content_part.done", event)?;
@@ -276,11 +309,14 @@ impl ResponsesWriter {
                     text,
                 },
                 ItemKind::Reasoning => HistoryItem::Reasoning(text),
-                ItemKind::Call { id, name } => HistoryItem::Call {
-                    id: self.call_id(number, id.as_deref()),
-                    name: name.clone(),
-                    arguments: text,
-                },
+                ItemKind::Call { id, name } => {
+                    let tool = self.echo.tools.called(name);
+                    HistoryItem::Call {
+                        id: self.call_id(number, id.as_deref()),
+                        given: tool.given(&text),
+                        tool,
+                    }
+                }
             }));
         }
         let stored = StoredResponse {

@@ -29,7 +29,7 @@ pub struct JwtConfig {
     /// The claim with the models that a caller may use, as a list or separated by spaces. Without it in a token, the
     /// caller may use all. None: there is no such claim.
     pub models_claim: Option<String>,
-    /// The same for endpoints: `chat`, `completions`, `messages`, `responses` and `tokenize`.
+    /// The same for endpoints: `chat`, `completions`, `messages`, `responses`, `tokenize` and `passthrough`.
     pub endpoints_claim: Option<String>,
     /// Whether a token may name a tenant that the gateway does not know. It has no limits then.
     pub unknown_tenants: bool,

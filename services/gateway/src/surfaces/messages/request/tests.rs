@@ -70,6 +70,31 @@ fn a_conversation_with_tools_becomes_a_chat() {
 }
 
 #[test]
+fn images_in_results_and_references_to_tools_become_texts() {
+    let given = json!({
+        "model": "m", "max_tokens": 9,
+        "messages": [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
+                {"type": "text", "text": "a"},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}},
+                {"type": "tool_reference", "tool_name": "late"},
+                {"type": "tool_reference", "tool_name": "gone"},
+            ]}]},
+        ],
+        "tools": [
+            {"name": "now", "input_schema": {"type": "object"}},
+            {"name": "late", "description": "d", "input_schema": {"type": "object"}, "defer_loading": true},
+        ],
+    });
+    let chat = chat(given).unwrap();
+    let late = r#"{"type":"function","function":{"name":"late","description":"d","parameters":{"type":"object"}}}"#;
+    let expected = format!("a\n[image left out: this model reads text only]\n{late}\ngone");
+    assert_eq!(chat["messages"][0]["content"], expected);
+    let deferred = |at: usize| chat["tools"][at].get("defer_loading").cloned();
+    assert_eq!((deferred(0), deferred(1)), (None, Some(json!(true))));
+}
+
+#[test]
 fn an_answer_that_has_begun_is_continued() {
     let messages = json!([
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -103,7 +128,7 @@ fn faults_are_named_with_their_places() {
         (
             "messages",
             of_user(json!({"type": "image"})),
-            "messages.0.content.0.type",
+            "messages.0.content.0.image",
         ),
         (
             "messages",

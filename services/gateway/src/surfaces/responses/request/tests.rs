@@ -36,7 +36,13 @@ fn a_conversation_with_tools_becomes_a_chat() {
             {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "x"},
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": "12"},
+            {"type": "function_call_output", "call_id": "c", "output": [
+                {"type": "input_text", "text": "12"}, {"type": "input_image", "image_url": "data:"},
+            ]},
+            {"type": "function_call", "call_id": "d", "name": "g", "namespace": "n", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "e", "name": "p", "input": "a\nb"},
+            {"type": "custom_tool_call_output", "call_id": "e", "output": "done"},
+            {"type": "local_shell_call", "call_id": "l", "action": {"type": "exec", "command": ["ls"]}},
         ],
         "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": false}],
         "tool_choice": {"type": "function", "name": "f"},
@@ -53,7 +59,18 @@ fn a_conversation_with_tools_becomes_a_chat() {
                 {"role": "assistant", "reasoning_content": "hm", "tool_calls": [
                     {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}},
                 ]},
-                {"role": "tool", "content": "12", "tool_call_id": "c"},
+                {"role": "tool", "content": "12\n[image left out: this model reads text only]", "tool_call_id": "c"},
+                {"role": "assistant", "tool_calls": [
+                    {"id": "d", "type": "function", "function": {"name": "n__g", "arguments": "{}"}},
+                    {"id": "e", "type": "function",
+                     "function": {"name": "p", "arguments": "{\"input\":\"a\\nb\"}"}},
+                ]},
+                {"role": "tool", "content": "done", "tool_call_id": "e"},
+                {"role": "assistant", "tool_calls": [
+                    {"id": "l", "type": "function", "function": {
+                        "name": "local_shell", "arguments": "{\"type\":\"exec\",\"command\":[\"ls\"]}",
+                    }},
+                ]},
             ],
             "tools": [{"type": "function", "function": {
                 "name": "f", "parameters": {"type": "object"}, "strict": false,
@@ -165,7 +182,7 @@ fn faults_are_named_with_their_places() {
             "input[0].id",
         ),
         ("instructions", json!(7), "instructions"),
-        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        ("tools", json!([{"type": "odd"}]), "tools[0].type"),
         ("tools", json!([{"type": "function"}]), "tools[0].name"),
         (
             "tool_choice",
@@ -192,6 +209,10 @@ fn faults_are_named_with_their_places() {
 
 #[test]
 fn errors_of_the_chat_name_the_fields_of_this_api() {
+    let tools = json!([{"type": "function", "name": "f"}]);
+    let body = json!({"model": "m", "input": "a", "tools": tools});
+    let (_, echo) = chat(&body, &store(1_000)).unwrap();
+    let renamed = |error| echo.renamed(error);
     let error = renamed(ApiError::invalid("response_format", "response_format: no"));
     assert_eq!(error.param.as_deref(), Some("text.format"));
     assert_eq!(error.message, "text.format: no");

@@ -6,8 +6,10 @@ use refrain_output_parsers::Event;
 use refrain_service_kit::telemetry::Metrics;
 
 use super::super::store::{ResponseStore, StoreLimits};
+use super::super::tools::ToolNames;
 use super::*;
 use crate::metrics::GatewayMetrics;
+use crate::surfaces::ChatBody;
 use crate::surfaces::items::example;
 
 fn usage() -> Usage {
@@ -24,6 +26,7 @@ fn writer(store: Option<Arc<ResponseStore>>) -> ResponsesWriter {
     let echo = Echo {
         fields: super::super::echo::fields(&given, store.is_some()),
         tenant: "t".into(),
+        tools: ToolNames::default(),
         history: vec![Arc::new(HistoryItem::Message {
             role: "user",
             text: "a".into(),
@@ -133,6 +136,78 @@ fn a_stream_has_the_events_in_their_order() {
         statuses,
         ["completed", "completed", "completed", "incomplete"]
     );
+}
+
+#[test]
+fn calls_come_back_by_the_names_that_the_client_gave() {
+    let tools = json!({"tools": [
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]},
+        {"type": "custom", "name": "p"},
+    ]});
+    let names = || {
+        let given = serde_json::from_value(tools.clone()).unwrap();
+        super::super::tools::tools(&given, &mut ChatBody::default()).unwrap()
+    };
+    let call = |index: u32, name: &str, arguments: [&str; 2]| {
+        let start = Event::CallStart {
+            index,
+            id: None,
+            name: name.into(),
+        };
+        let parts = arguments.map(|delta| Event::CallArguments {
+            index,
+            delta: delta.into(),
+        });
+        let end = Event::CallEnd {
+            index,
+            intact: true,
+        };
+        let events = std::iter::once(start).chain(parts).chain([end]);
+        events
+            .map(|event| progress(vec![event], None))
+            .collect::<Vec<_>>()
+    };
+    let steps = [
+        call(0, "n__g", ["{\"a\":", "1}"]),
+        call(1, "p", ["{\"input\": \"a\\n", "b\"}"]),
+    ];
+    let mut streamed = writer(None);
+    streamed.echo.tools = names();
+    let events = stream(&mut streamed, steps.concat());
+    let seen = kinds(&events);
+    assert_eq!(
+        seen[2..],
+        [
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+            "output_item.added",
+            "custom_tool_call_input.delta",
+            "custom_tool_call_input.done",
+            "output_item.done",
+            "completed",
+        ]
+    );
+    for event in [&events[2], &events[6]] {
+        let item = &event["item"];
+        assert_eq!(
+            (&item["name"], &item["namespace"]),
+            (&json!("g"), &json!("n"))
+        );
+    }
+    assert_eq!(events[7]["item"]["input"], "");
+    assert_eq!(events[8]["delta"], "a\nb");
+    assert_eq!(events[9]["input"], "a\nb");
+    let output = &events[11]["response"]["output"];
+    assert_eq!(output[0]["arguments"], "{\"a\":1}");
+    assert_eq!(output[1]["type"], "custom_tool_call");
+    assert_eq!(
+        (&output[1]["name"], &output[1]["input"]),
+        (&json!("p"), &json!("a\nb"))
+    );
+    assert!(output[1]["id"].as_str().unwrap().starts_with("ctc_"));
 }
 
 #[test]
