@@ -146,7 +146,7 @@ impl DecodeLoop {
             chunk.note_held(is_held, now);
             if is_held {
                 // An order may have ended all sessions, so that says nothing about the engine.
-                chunk.running.forgive_losses();
+                chunk.running.session.forgive_losses();
             } else {
                 chunk.begin_time(working_time);
             }
@@ -242,7 +242,7 @@ impl DecodeLoop {
     fn start(&mut self, mut chunk: ActiveChunk, batch: &mut Vec<ActiveChunk>) {
         let running = &chunk.running;
         // An older attempt at the same request has lost its lease, so it must not go on beside this one.
-        let same = |other: &ActiveChunk| other.running.document() == running.document();
+        let same = |other: &ActiveChunk| other.running.document.id == running.document.id;
         if let Some(place) = batch.iter().position(same) {
             self.end(place, batch, OutputSink::take_over);
         }
@@ -301,7 +301,7 @@ impl DecodeLoop {
         if std::mem::replace(&mut self.weight_version, weight_version) != weight_version {
             // New weights end all sessions, so that says nothing about the engine.
             for chunk in batch.iter_mut() {
-                chunk.running.forgive_losses();
+                chunk.running.session.forgive_losses();
             }
         }
         let now = Instant::now();
@@ -352,7 +352,9 @@ impl DecodeLoop {
             record,
             end,
         } = absorbed;
-        chunk.running.remember(chunk.running.piece_of(&record));
+        chunk
+            .running
+            .remember(chunk.running.document.piece_of(&record));
         chunk.unsettled = Some(record);
         let end = end.or_else(|| self.routing.transfer(&chunk.running));
         if end.is_some() {
@@ -392,7 +394,7 @@ impl DecodeLoop {
             return;
         };
         let close = CloseRequest {
-            sessions: vec![running.session],
+            sessions: vec![running.session.id],
             keep_kv,
             parks: false,
         };

@@ -58,8 +58,7 @@ impl TakenRequest {
     pub(crate) fn resume(mut self, request: ChunkRequest, now: Instant) -> Option<ActiveRequest> {
         let (parked, _) = self.taken.take()?;
         self.parking.metrics.parked(ParkingOutcome::Resumed);
-        let has_session = self.parking.engine.is_some();
-        Some(parked.running.resume(request, has_session, now))
+        Some(parked.running.resume(request, now))
     }
 }
 
@@ -110,11 +109,11 @@ impl Parking {
     pub(crate) fn park(&self, running: ActiveRequest, lease: LeaseId) -> Result<(), ActiveRequest> {
         {
             let state = self.state.lock();
-            if state.is_closed || !state.table.takes(running.text().len() as u64) {
+            if state.is_closed || !state.table.takes(u64::from(running.text.len())) {
                 return Err(running);
             }
         }
-        let session = running.session;
+        let session = running.session.id;
         self.insert(ParkedRequest { running, lease }, self.now());
         self.close_session(CloseRequest {
             sessions: vec![session],
@@ -210,7 +209,7 @@ impl Parking {
 
     fn insert(&self, parked: ParkedRequest, since: Instant) {
         let request = parked.running.request.request;
-        let tokens = parked.running.text().len() as u64;
+        let tokens = u64::from(parked.running.text.len());
         let gone = {
             let mut state = self.state.lock();
             match state.is_closed {
@@ -228,9 +227,10 @@ impl Parking {
     fn let_go(&self, parked: ParkedRequest, outcome: ParkingOutcome) {
         self.metrics.parked(outcome);
         let running = parked.running;
-        self.uploader.release(running.namespace, running.document());
+        self.uploader
+            .release(running.namespace, running.document.id);
         self.close_session(CloseRequest {
-            sessions: vec![running.session],
+            sessions: vec![running.session.id],
             keep_kv: true,
             parks: false,
         });

@@ -29,7 +29,7 @@ use crate::running::{ActiveRequest, StepRecord};
 
 pub(crate) use self::profile::profile;
 pub(crate) use self::proposers::Proposers;
-pub(crate) use self::settings::{DraftSettings, asked, drafts_from_indexes};
+pub(crate) use self::settings::DraftSettings;
 use self::statistics::StatisticsKeeper;
 use self::transfer::Transfers;
 pub(crate) use self::transfer::{HeadReports, fallback_worker};
@@ -181,9 +181,9 @@ impl Routing {
 
     /// Takes into account that a chunk ended.
     pub(crate) fn request_ended(&mut self, running: &ActiveRequest) {
-        if running.self_drafts() {
+        if running.session.head.self_drafts {
             self.router
-                .request_ended(running.start_len(), running.unmatched());
+                .request_ended(running.start_len(), running.tally.unmatched());
         }
     }
 

@@ -1,108 +1,76 @@
-//! The state of a request while its chunk is decoded: its text, the part of it that the engine holds, its draft.
+//! The state of a request while its chunk is decoded.
 //!
-//! It has no clock and does no I/O: the drivers pass instants and engine outputs.
+//! Read [`ActiveRequest`] first, which consists of parts:
+//!
+//! * `text`: prompt and output.
+//! * `document`: the output as the indexes and the store have it.
+//! * `sources`: the texts that its drafts come from, and the form of its output (`form`).
+//! * `session`: what the engine holds of the text.
+//! * `step`: the request's part in the step in progress.
+//! * `tally`: the counts and times of the chunk.
+//!
+//! Nothing here has a clock or does I/O: the drivers pass instants and engine outputs.
 
-mod absorb;
-mod draft;
+mod document;
 mod form;
-mod generated;
-mod resume;
 mod sent_draft;
+mod session;
 mod sources;
+mod step;
 mod step_record;
+mod tally;
+mod text;
 
 use std::time::Instant;
 
-use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
-use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
-use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
-use refrain_protocol::history::PromptHash;
-use refrain_protocol::prefix::PrefixHasher;
-use refrain_protocol::{
-    ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, TenantId, WorkerId,
+use refrain_draft_replica::DocumentUpdateRef;
+use refrain_protocol::chunk::{
+    self, ChunkEnd, ChunkEndReason, ChunkRequest, ParkedContext, Speculation, StepMessage,
 };
-use refrain_service_kit::trace::TraceLink;
-use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
+use refrain_protocol::document::{DocumentUpdate, FinishReason};
+use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem, StepOutput, TokenLogprob};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, TenantId, TokenId, WorkerId};
+use refrain_speculation::draft::{ProposeParams, ProposeRules};
+use refrain_speculation::router::{
+    Asked, Candidacy, Offer, Priority, Prospect, RecentRoutes, RouteReason, Speeds,
+};
+use refrain_speculation::statistics::AcceptanceStatistics;
 
-use self::sources::{OWN, prompt, prompt_end};
+use self::document::OutputDocument;
+use self::sent_draft::{accepted_of_head, credited, head_drafted, step_message};
+use self::session::EngineSession;
+use self::step::PendingStep;
+use self::tally::ChunkTally;
+use self::text::Text;
 use crate::engine::EngineLimits;
-use crate::routing::{DraftSettings, asked};
 
 pub(crate) use self::form::RunningForm;
 pub(crate) use self::sent_draft::wire_draft;
+pub(crate) use self::session::HeadUse;
 pub(crate) use self::sources::Sources;
 pub(crate) use self::step_record::{Absorbed, StepRecord};
 
 /// A request whose chunk is being decoded.
 pub(crate) struct ActiveRequest {
+    /// The request for the chunk, without its tokens.
     pub(crate) request: ChunkRequest,
     pub(crate) namespace: NamespaceId,
+    limits: EngineLimits,
+    pub(crate) text: Text,
+    pub(crate) document: OutputDocument,
     /// The sources of its drafts; `None` where the worker does not draft.
     pub(crate) sources: Option<Sources>,
-    /// The form of its output, where drafts can come from it.
-    form: Option<RunningForm>,
-    limits: EngineLimits,
-    pub(crate) session: EngineSessionId,
-    /// Prompt and output.
-    text: Vec<u32>,
-    /// The hash of `text`, as far as it has been asked for.
-    hasher: PrefixHasher,
-    /// Whether the chunk goes on with a request that was parked here.
-    was_parked: bool,
-    /// Length of the part of `text` that the engine's session holds; 0 before the session is opened.
-    engine_len: u32,
-    /// Length of `text` when the chunk began.
-    start_len: u32,
-    head: DocumentHead,
-    /// Whether the engine's sessions are opened for drafts of the engine's own head.
-    self_drafts: bool,
-    /// Length of the part of `text` that the head has read, as far as this worker knows.
-    head_len: u32,
-    /// The drafter inside the engine.
-    drafter: Option<DrafterKind>,
+    pub(crate) session: EngineSession,
+    pub(crate) step: PendingStep,
+    pub(crate) tally: ChunkTally,
+    /// The router's last decisions.
     recent: RecentRoutes,
-    step: PendingStep,
-    counts: StepCounts,
-    /// Number of emitted tokens in steps that verified a suffix draft.
-    suffix_emitted: u64,
-    sequence: u64,
-    cached_tokens: u32,
-    started_at: Instant,
-    first_token_at: Option<Instant>,
-    first_step_tokens: u32,
-    last_token_at: Option<Instant>,
-    /// Number of times that the engine lost the session.
-    reopened: u32,
-    /// The request in its trace.
-    trace: Option<TraceLink>,
+    /// Whether the chunk goes on with a request that was parked here.
+    pub(crate) was_parked: bool,
 }
-
-/// The request's part in the step in progress.
-#[derive(Default)]
-pub(crate) struct PendingStep {
-    /// The engine samples; otherwise it reads a piece of a prompt.
-    samples: bool,
-    /// The router's offer; `None` for a piece of a prompt.
-    pub(crate) offer: Option<Offer>,
-    /// Number of context tokens that are sent.
-    pub(crate) context_tokens: u32,
-    /// Number of tokens that the head has to read at once before it drafts, beyond those of the last steps.
-    pub(crate) catch_up_tokens: u32,
-    /// Length of the session's text after the step, without the tokens that it emits.
-    sent_len: u32,
-    max_emit: u32,
-}
-
-/// Number of lost sessions in one chunk from which on the engine is considered faulty.
-const REOPENED_MAX: u32 = 3;
-
-/// Number of unread tokens above which the head reads a context at once. Up to this, reading what plain and suffix
-/// steps left is a part of drafting.
-const CATCH_UP_TOKENS_MIN: u32 = 32;
 
 impl ActiveRequest {
-    /// Begins a chunk. `settings` are those of the decode loop; `None` for a streaming engine.
+    /// Begins a request with all of its text.
     ///
     /// # Errors
     /// The system's random generator failed.
@@ -111,146 +79,73 @@ impl ActiveRequest {
         namespace: NamespaceId,
         sources: Option<Sources>,
         limits: EngineLimits,
-        settings: Option<&DraftSettings>,
+        head: HeadUse,
         created_ms: u64,
         now: Instant,
     ) -> Result<Self, ApiError> {
-        let head = DocumentHead {
-            session: request.session.clone(),
-            group: request.group.clone(),
-            choice: request.sampling.choice,
-            weight_version: 0,
-            created_ms,
-            left_context: prompt_end(&request).to_vec(),
-            prompt_hash: Some(PromptHash::of(prompt(&request))),
-        };
-        let text = std::mem::take(&mut request.tokens);
+        let document = OutputDocument::new(&request, created_ms);
+        let tokens = std::mem::take(&mut request.tokens);
         let running = ActiveRequest {
-            start_len: text.len() as u32,
-            engine_len: 0,
-            text,
-            hasher: PrefixHasher::new(&namespace),
-            was_parked: false,
-            head,
-            self_drafts: settings.is_some_and(|settings| settings.self_drafts(request.speculation)),
-            head_len: 0,
-            drafter: settings.and_then(DraftSettings::drafter),
-            recent: RecentRoutes::default(),
+            text: Text::new(tokens, request.prompt_len, &namespace),
+            document,
+            session: EngineSession::new(head)?,
             step: PendingStep::default(),
-            counts: StepCounts::default(),
-            suffix_emitted: 0,
-            sequence: 0,
-            cached_tokens: 0,
-            started_at: now,
-            first_token_at: None,
-            first_step_tokens: 0,
-            last_token_at: None,
-            reopened: 0,
-            trace: TraceLink::current(),
+            tally: ChunkTally::new(now, 0),
+            recent: RecentRoutes::default(),
+            was_parked: false,
             request,
             namespace,
-            sources,
-            form: None,
             limits,
-            session: new_session()?,
+            sources,
         };
-        let Some(sources) = &running.sources else {
-            return Ok(running);
-        };
-        sources.replica.pin(running.document());
-        if !running.is_remembered() {
-            return Ok(running);
-        }
-        // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has
-        // it already.
-        let from = |held: Option<u32>| {
-            let output = running.output();
-            let held = held.unwrap_or(0).min(output.len() as u32);
-            running.piece(held, &output[held as usize..], None)
-        };
-        let held = sources.replica.read().len_of(running.document());
-        sources.replica.merge(from(held));
-        if let Some(group) = sources.group.as_ref().map(GroupMembership::group) {
-            let held = group.read().len_of(running.document());
-            group.merge(from(held));
+        if let Some(sources) = running.sources.as_ref().filter(|_| running.is_remembered()) {
+            // Other requests can draft from the earlier output of a continued request too. A worker that decoded it
+            // has it already.
+            let output = running.text.output();
+            sources.merge_earlier(|held| {
+                let held = held.min(output.len() as u32);
+                running.document.piece(held, &output[held as usize..], None)
+            });
         }
         Ok(running)
     }
 
-    /// The request with a form, from which drafts come as well.
-    pub(crate) fn with_form(self, form: Option<RunningForm>) -> Self {
-        let mut running = self;
-        running.form = form;
-        running
+    /// Begins the next chunk of a request that was parked. Its text, its sources and the engine's session go on as
+    /// they are; the rest counts from the start of a chunk.
+    pub(crate) fn resume(mut self, request: ChunkRequest, now: Instant) -> Self {
+        let before = std::mem::replace(&mut self.request, request);
+        self.request.sampling = before.sampling;
+        self.document.epoch = self.request.epoch;
+        self.was_parked = true;
+        self.session.forgive_losses();
+        self.step = PendingStep::default();
+        // The forward pass of the last token is still to come.
+        self.tally = ChunkTally::new(now, self.session.len().saturating_sub(1));
+        self
     }
 
-    pub(crate) fn document(&self) -> DocumentId {
-        self.request.request.into()
-    }
-
-    /// Output tokens so far, earlier chunks included.
-    pub(crate) fn output(&self) -> &[u32] {
-        &self.text[self.request.prompt_len as usize..]
-    }
-
-    pub(crate) fn counts(&self) -> StepCounts {
-        self.counts
-    }
-
-    /// Length of the text that the engine's session holds after the next `context` tokens.
-    pub(crate) fn engine_len_with(&self, context: u32) -> u32 {
-        (self.engine_len + context).min(self.text.len() as u32)
-    }
-
-    /// The request's part in the step in progress.
-    pub(crate) fn step(&self) -> &PendingStep {
-        &self.step
+    /// Names the context of the request as it is now.
+    pub(crate) fn parked_context(&mut self) -> ParkedContext {
+        ParkedContext {
+            epoch: self.request.epoch,
+            tokens: self.text.len(),
+            hash: self.text.hash(),
+        }
     }
 
     /// Length of the text when the chunk began.
     pub(crate) fn start_len(&self) -> u32 {
-        self.start_len
-    }
-
-    /// Number of tokens emitted by steps without a suffix draft.
-    pub(crate) fn unmatched(&self) -> u32 {
-        (self.counts.emitted - self.suffix_emitted) as u32
-    }
-
-    /// Number of tokens emitted in this chunk.
-    pub(crate) fn emitted(&self) -> u32 {
-        self.text.len() as u32 - self.start_len
-    }
-
-    /// Whether the engine's head may draft for this request.
-    pub(crate) fn self_drafts(&self) -> bool {
-        self.self_drafts
+        self.text.len() - self.tally.emitted()
     }
 
     /// Whether the router may choose the engine's head for this request.
     pub(crate) fn may_fall_back(&self) -> bool {
-        self.self_drafts && self.request.speculation == Speculation::Auto
+        self.session.head.self_drafts && self.request.speculation == Speculation::Auto
     }
 
-    /// Number of tokens that the head would have to read at once before it drafts (see [`CATCH_UP_TOKENS_MIN`]).
-    fn unread_tokens(&self) -> u32 {
-        let behind = self.engine_len.saturating_sub(self.head_len);
-        if behind > CATCH_UP_TOKENS_MIN {
-            behind
-        } else {
-            0
-        }
-    }
-
-    /// Whether the next item decodes: it has one token of context.
-    pub(crate) fn is_decoding(&self) -> bool {
-        self.owed() == 1
-    }
-
-    /// Number of context tokens that still need a forward pass.
+    /// Number of context tokens that still need a forward pass. A request that decodes has one.
     pub(crate) fn owed(&self) -> u32 {
-        // The last token always needs a pass, even if the engine holds it already.
-        (self.text.len() as u32 - self.engine_len).max(1)
+        self.session.owed(self.text.len())
     }
 
     /// Whether a step samples for the request that brings its next `context` tokens.
@@ -258,13 +153,73 @@ impl ActiveRequest {
         context >= self.owed()
     }
 
+    /// Number of tokens that the request may still emit, regardless of chunk limits.
     fn emit_left(&self) -> u32 {
-        let by_request = self.request.max_new_tokens.saturating_sub(self.emitted());
-        by_request.min(
-            self.limits
-                .max_context
-                .saturating_sub(self.text.len() as u32),
-        )
+        let by_engine = self.limits.max_context.saturating_sub(self.text.len());
+        self.remaining_tokens_max().min(by_engine)
+    }
+
+    fn remaining_tokens_max(&self) -> u32 {
+        let asked = self.request.max_new_tokens;
+        asked.saturating_sub(self.tally.emitted())
+    }
+
+    /// Maximum number of tokens that the engine may emit in its next answer, regardless of chunk limits.
+    pub(crate) fn may_emit(&self) -> u32 {
+        self.emit_left().max(1)
+    }
+
+    /// The rules of drafts, with those of the tenant before those of the worker.
+    pub(crate) fn rules(&self, of_worker: &ProposeRules) -> ProposeRules {
+        let of_tenant = &self.request.drafts;
+        of_worker.with(of_tenant.alpha, of_tenant.min_token_prob)
+    }
+
+    /// The drafts that the request could have verified in a step with room for `room` draft tokens. With `withholds`,
+    /// drafts of `auto` requests are held back.
+    pub(crate) fn prospect(
+        &self,
+        room: u32,
+        params: &ProposeParams,
+        statistics: Option<&AcceptanceStatistics>,
+        withholds: bool,
+        now: Instant,
+    ) -> Prospect<NamespaceId> {
+        let asked = asked(self.request.speculation);
+        let tree_max = room.min(self.limits.max_draft_tokens);
+        let draft_max = tree_max
+            .min(self.request.drafts.max_spec_tokens.unwrap_or(u32::MAX))
+            .min(self.emit_left().saturating_sub(1));
+        let withheld = withholds && asked == Asked::Auto;
+        let looks = draft_max > 0 && !withheld && drafts_from_indexes(self.request.speculation);
+        let candidate = self.sources.as_ref().filter(|_| looks).and_then(|sources| {
+            let found = sources.suffix_draft(&self.text, draft_max, params, statistics);
+            match &sources.form {
+                Some(form) => form.bind(self.text.output(), found, draft_max),
+                None => found,
+            }
+        });
+        let urgency = &self.request.urgency;
+        Prospect {
+            namespace: self.namespace,
+            asked,
+            context_tokens: self.text.len(),
+            draft_max,
+            tree_max,
+            candidate,
+            path_probabilities: Vec::new(),
+            price: None,
+            withheld,
+            head: self.session.head_state(self.text.len()),
+            priority: match urgency.priority {
+                chunk::Priority::Low => Priority::Low,
+                chunk::Priority::Normal => Priority::Normal,
+                chunk::Priority::High => Priority::High,
+            },
+            pace: urgency
+                .tpot_ms
+                .and_then(|tpot_ms| self.tally.pace(tpot_ms, now)),
+        }
     }
 
     /// The request's item in the next step: its next `context` tokens and, if no more are left, its draft. The
@@ -273,50 +228,172 @@ impl ActiveRequest {
         &mut self,
         context: u32,
         offer: Option<Offer>,
-        settings: &DraftSettings,
+        self_draft: Option<SelfDraft>,
     ) -> StepItem {
         let context = self.owed().min(context.max(1));
         let sample = self.samples_after(context);
-        let new_from = self.engine_len as usize;
-        let new_to = self.engine_len_with(context) as usize;
+        let keep_len = self.session.len();
+        let sent_len = self.session.len_with(context, self.text.len());
         if let Some(offer) = &offer
             && offer.decision.reason != RouteReason::NoRoom
         {
             self.recent.push(offer.decision.route);
         }
-        let head = offer.as_ref().and_then(Offer::head);
+        let has_head = offer.as_ref().and_then(Offer::head).is_some();
         let draft = offer.as_ref().and_then(Offer::suffix).map(wire_draft);
-        let tokens = self.text[new_from..new_to].to_vec();
-        let ahead = if self.limits.reads_ahead {
-            &self.text[new_to..]
-        } else {
-            &[]
-        };
+        let (sent, ahead) = self.text.tokens().split_at(sent_len as usize);
+        let tokens = sent[keep_len as usize..].to_vec();
+        let emitted_max = self.may_emit();
         self.step = PendingStep {
             samples: sample,
             offer,
             context_tokens: tokens.len() as u32,
-            catch_up_tokens: head.map_or(0, |_| self.unread_tokens()),
-            sent_len: new_to as u32,
-            max_emit: self.emit_left().max(1),
+            catch_up_tokens: match has_head {
+                true => self.session.unread_tokens(),
+                false => 0,
+            },
+            sent_len,
+            emitted_max,
         };
         StepItem {
-            session: self.session,
-            open: (self.engine_len == 0).then(|| SessionSpec {
+            session: self.session.id,
+            open: self.session.is_new().then(|| SessionSpec {
                 namespace: self.namespace,
                 tenant: TenantId::of(&self.request.namespace.namespace.tenant),
                 sampling: self.request.sampling.clone(),
-                prompt_len: self.request.prompt_len,
-                self_drafts: self.self_drafts,
-                ahead: ahead.to_vec(),
+                prompt_len: self.text.prompt_len(),
+                self_drafts: self.session.head.self_drafts,
+                ahead: match self.limits.reads_ahead {
+                    true => ahead.to_vec(),
+                    false => Vec::new(),
+                },
             }),
-            keep_len: self.engine_len,
+            keep_len,
             tokens,
             sample,
             draft,
-            self_draft: head.and_then(|head| settings.self_draft(head)),
-            max_emit: self.step.max_emit,
+            self_draft,
+            max_emit: emitted_max,
         }
+    }
+
+    /// Takes the engine's output of a step. Returns `None` if the step only read a piece of the prompt.
+    ///
+    /// # Errors
+    /// The engine broke its contract.
+    pub(crate) fn absorb(
+        &mut self,
+        output: StepOutput,
+        weight_version: u64,
+        now: Instant,
+    ) -> Result<Option<Absorbed>, ApiError> {
+        if self.session.is_new() {
+            self.tally.found_in_cache(0);
+        }
+        // Each piece of a text may find some of it.
+        self.tally.found_more_in_cache(output.cached_tokens);
+        self.step.check(&output).map_err(broken_contract)?;
+        self.session.holds(output.text_len);
+        if !self.step.samples {
+            return Ok(None);
+        }
+        // A head that drafted nothing may not have read the whole text yet.
+        if head_drafted(&output) {
+            self.session.head_has_read(self.step.sent_len);
+        }
+        let offer = self.step.offer.take();
+        self.emit(output, offer, weight_version, now).map(Some)
+    }
+
+    /// Takes tokens of an engine that generates by itself. Tokens past a stop id or a limit are dropped: the chunk
+    /// ends there.
+    ///
+    /// # Errors
+    /// The engine broke its contract.
+    pub(crate) fn absorb_generated(
+        &mut self,
+        mut tokens: Vec<TokenId>,
+        mut logprobs: Option<Vec<TokenLogprob>>,
+        weight_version: u64,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        if tokens.is_empty() {
+            return Err(broken_contract("a step emitted no token"));
+        }
+        let stop_ids = &self.request.sampling.stop_token_ids;
+        let stop = tokens.iter().position(|token| stop_ids.contains(token));
+        let emitted_max = self.may_emit() as usize;
+        let kept = stop.map_or(tokens.len(), |at| at + 1).min(emitted_max);
+        tokens.truncate(kept);
+        if let Some(logprobs) = &mut logprobs {
+            logprobs.truncate(kept);
+        }
+        let output = StepOutput {
+            text_len: self.text.len() + kept as u32,
+            stopped: stop.is_some_and(|at| at < kept),
+            emitted: tokens,
+            accepted_nodes: Vec::new(),
+            self_drafted: 0,
+            agreed_nodes: Vec::new(),
+            cached_tokens: 0,
+            logprobs,
+        };
+        self.emit(output, None, weight_version, now)
+    }
+
+    /// Appends the tokens of a step to the text, and counts them.
+    fn emit(
+        &mut self,
+        mut output: StepOutput,
+        offer: Option<Offer>,
+        weight_version: u64,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let prev_len = self.text.output_len();
+        // An output of several versions is stored with that of its first token: whoever asks for outputs of a version
+        // gets none that began with older weights. The version of each token is in its step.
+        if prev_len == 0 {
+            self.document.head.weight_version = weight_version;
+        }
+        self.text.append(&output.emitted);
+        if let Some(sources) = &mut self.sources {
+            sources.append(&output.emitted)?;
+        }
+        let (offered, drafter) = (offer.as_ref(), self.session.head.drafter);
+        let sequence = self.tally.steps();
+        let mut step = step_message(sequence, weight_version, offered, drafter, &output);
+        step.tokens = std::mem::take(&mut output.emitted);
+        self.tally.count(&step, now);
+        let end = self.reached_end(output.stopped);
+        let record = StepRecord {
+            prev_len,
+            finish: end.and_then(|(_, finish)| finish),
+            credited: credited(offered, &output.accepted_nodes, self.document.id),
+            head_drafted: head_drafted(&output),
+            head_accepted: accepted_of_head(offered, &output),
+            offer,
+            step,
+        };
+        Ok(Absorbed {
+            message: StepMessage {
+                logprobs: output.logprobs,
+                ..record.step.clone()
+            },
+            record,
+            end: end.map(|(reason, _)| self.end(reason)),
+        })
+    }
+
+    /// The end that the text has reached, if any: of the chunk and, unless the request goes on, of the output.
+    fn reached_end(&self, stopped: bool) -> Option<(ChunkEndReason, Option<FinishReason>)> {
+        if stopped {
+            return Some((ChunkEndReason::Stop, Some(FinishReason::Stop)));
+        }
+        if self.emit_left() == 0 {
+            return Some((ChunkEndReason::Length, Some(FinishReason::Length)));
+        }
+        let limit = self.request.chunk_tokens?;
+        (self.tally.emitted() >= limit).then_some((ChunkEndReason::ChunkLimit, None))
     }
 
     /// Opens a new session with the whole text, because the engine lost the old one.
@@ -324,45 +401,18 @@ impl ActiveRequest {
     /// # Errors
     /// The engine lost too many sessions.
     pub(crate) fn reopen(&mut self) -> Result<(), ApiError> {
-        self.reopened += 1;
-        if self.reopened > REOPENED_MAX {
-            return Err(ApiError::new(
-                ErrorKind::Upstream,
-                "the engine keeps losing this request's session",
-            ));
-        }
-        self.session = new_session()?;
-        self.engine_len = 0;
-        self.head_len = 0;
         self.step.offer = None;
-        Ok(())
-    }
-
-    /// Forgets that the engine has lost sessions: it did so by order.
-    pub(crate) fn forgive_losses(&mut self) {
-        self.reopened = 0;
+        self.session.reopen()
     }
 
     /// The last event of the chunk.
     pub(crate) fn end(&self, reason: ChunkEndReason) -> ChunkEnd {
-        let first = self.first_token_at.unwrap_or(self.started_at);
-        let last = self.last_token_at.unwrap_or(first);
-        ChunkEnd {
-            next_worker: None,
-            reason,
-            cached_tokens: self.cached_tokens,
-            prefill_s: (first - self.started_at).as_secs_f64(),
-            decode_s: (last - first).as_secs_f64(),
-            decode_tokens: self.emitted().saturating_sub(self.first_step_tokens),
-        }
+        self.tally.end(reason, None)
     }
 
     /// The last event of a chunk whose request is transferred to another worker.
     pub(crate) fn end_for(&self, next_worker: WorkerId) -> ChunkEnd {
-        ChunkEnd {
-            next_worker: Some(next_worker),
-            ..self.end(ChunkEndReason::Transfer)
-        }
+        self.tally.end(ChunkEndReason::Transfer, Some(next_worker))
     }
 
     /// The inputs of the decision about a transfer.
@@ -370,11 +420,11 @@ impl ActiveRequest {
         Candidacy {
             asked: asked(self.request.speculation),
             transferred: self.request.transferred,
-            fallback_here: self.self_drafts,
+            fallback_here: self.session.head.self_drafts,
             recent: self.recent,
-            context_tokens: self.text.len() as u32,
-            output_tokens: self.output().len() as u32,
-            remaining_tokens_max: self.request.max_new_tokens.saturating_sub(self.emitted()),
+            context_tokens: self.text.len(),
+            output_tokens: self.text.output_len(),
+            remaining_tokens_max: self.remaining_tokens_max(),
             speedup: Some(speedup),
             speeds,
         }
@@ -387,43 +437,16 @@ impl ActiveRequest {
 
     /// Indexes a piece of the output, so that other requests can draft from it.
     pub(crate) fn remember(&self, piece: DocumentUpdateRef<'_>) {
-        let Some(sources) = self.sources.as_ref().filter(|_| self.is_remembered()) else {
-            return;
-        };
-        sources.replica.merge(piece);
-        if let Some(membership) = &sources.group {
-            membership.group().merge(piece);
+        if let Some(sources) = self.sources.as_ref().filter(|_| self.is_remembered()) {
+            sources.merge(piece);
         }
-    }
-
-    /// A piece of the output for the index and the store.
-    pub(crate) fn piece<'a>(
-        &'a self,
-        prev_len: u32,
-        tokens: &'a [u32],
-        finish: Option<FinishReason>,
-    ) -> DocumentUpdateRef<'a> {
-        DocumentUpdateRef {
-            document: self.document(),
-            epoch: self.request.epoch,
-            prev_len,
-            tokens,
-            head: &self.head,
-            finish,
-            trace: self.trace.as_ref(),
-        }
-    }
-
-    /// The piece of the output that a step emitted.
-    pub(crate) fn piece_of<'a>(&'a self, record: &'a StepRecord) -> DocumentUpdateRef<'a> {
-        self.piece(record.prev_len, &record.step.tokens, record.finish)
     }
 
     /// The update that keeps only the first `output_len` output tokens, because a stop string ended there or the
     /// request was aborted.
     pub(crate) fn cut(&self, output_len: u32, finish: FinishReason) -> DocumentUpdate {
-        let output_len = output_len.min(self.output().len() as u32);
-        let piece = self.piece(output_len, &[], Some(finish));
+        let output_len = output_len.min(self.text.output_len());
+        let piece = self.document.piece(output_len, &[], Some(finish));
         let mut update = DocumentUpdate::from(piece);
         // No lease of this request follows, so the next epoch is free.
         update.epoch += 1;
@@ -431,15 +454,22 @@ impl ActiveRequest {
     }
 }
 
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        if let Some(sources) = &self.sources {
-            sources.replica.unpin(self.document());
-        }
+/// The error of an engine whose output contradicts its contract.
+fn broken_contract(what: &str) -> ApiError {
+    ApiError::new(ErrorKind::Upstream, "the engine broke its contract").with_detail(what)
+}
+
+/// The drafts that a request asked for, in the router's terms.
+fn asked(speculation: Speculation) -> Asked {
+    match speculation {
+        Speculation::Auto => Asked::Auto,
+        Speculation::Suffix => Asked::Suffix,
+        Speculation::Eagle3 | Speculation::DraftModel => Asked::Fallback,
+        Speculation::Off => Asked::Off,
     }
 }
 
-/// A random session id, so that two workers of one engine never collide.
-fn new_session() -> Result<EngineSessionId, ApiError> {
-    Ok(EngineSessionId(refrain_service_kit::random::u128()?))
+/// Whether such requests draft from suffix indexes.
+pub(crate) fn drafts_from_indexes(speculation: Speculation) -> bool {
+    matches!(asked(speculation), Asked::Auto | Asked::Suffix)
 }

@@ -77,7 +77,7 @@ impl StreamContext {
     /// Starts the task of a chunk, on the runtime of its reader.
     pub(crate) fn start(self: &Arc<Self>, chunk: ActiveChunk) {
         let runtime = chunk.runtime.clone();
-        let document = chunk.running.document();
+        let document = chunk.running.document.id;
         let (control, controls) = mpsc::channel(CONTROL_QUEUE);
         let lease = chunk.lease;
         {

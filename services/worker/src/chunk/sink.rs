@@ -65,8 +65,9 @@ impl OutputSink {
 
     /// Takes over the earlier output of a continued request. That of a parked one is here already.
     pub(crate) fn adopt(&self, running: &ActiveRequest) {
-        if !running.was_parked() && running.is_remembered() && !running.output().is_empty() {
-            let earlier = running.piece(0, running.output(), None);
+        let output = running.text.output();
+        if !running.was_parked && running.is_remembered() && !output.is_empty() {
+            let earlier = running.document.piece(0, output, None);
             self.uploader
                 .adopt(running.namespace, &running.request.namespace, earlier);
         }
@@ -82,7 +83,7 @@ impl OutputSink {
         for document in &record.credited {
             self.uploader.touch(running.namespace, namespace, *document);
         }
-        self.push(running, running.piece_of(&record));
+        self.push(running, running.document.piece_of(&record));
     }
 
     /// Records the end of an output that came without a token.
@@ -98,22 +99,27 @@ impl OutputSink {
                 return;
             }
         };
-        let piece = running.piece(running.output().len() as u32, &[], Some(finish));
+        let piece = running
+            .document
+            .piece(running.text.output_len(), &[], Some(finish));
         running.remember(piece);
         self.push(running, piece);
     }
 
     /// Records that the reader has left, so that the output stays as it is.
     pub(crate) fn cancel(&self, running: &ActiveRequest) -> ChunkOutcome {
-        let len = running.output().len() as u32;
-        let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
+        let len = running.text.output_len();
+        let piece = running
+            .document
+            .piece(len, &[], Some(FinishReason::Cancelled));
         self.push(running, piece);
         ChunkOutcome::Cancelled
     }
 
     /// Notes that no more output of a request comes from here.
     pub(crate) fn release(&self, running: &ActiveRequest) {
-        self.uploader.release(running.namespace, running.document());
+        self.uploader
+            .release(running.namespace, running.document.id);
     }
 
     /// Sets the last event of a chunk that did not fail.
@@ -185,7 +191,7 @@ impl OutputSink {
     /// Counts a chunk that is over.
     pub(crate) fn count_chunk(&self, running: &ActiveRequest, outcome: ChunkOutcome) {
         self.metrics.chunk_ended(outcome);
-        self.metrics.request_length(running.counts());
+        self.metrics.request_length(running.tally.counts());
     }
 
     /// Sends a piece of an output to the store.

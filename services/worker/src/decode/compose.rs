@@ -33,7 +33,7 @@ impl DecodeLoop {
             })
             .take(capabilities.max_batch.min(total) as usize);
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
-            movable.partition(|&place| batch[place].running.is_decoding());
+            movable.partition(|&place| batch[place].running.owed() == 1);
         let mut room = total.saturating_sub(decoding.len() as u32);
         let mut parts: Vec<Part> = decoding
             .into_iter()
@@ -76,7 +76,7 @@ impl DecodeLoop {
         let parts = &movers.parts;
         let kv_tokens = |part: &Part| {
             let running = &batch[part.place].running;
-            u64::from(running.engine_len_with(part.context))
+            u64::from(running.session.len_with(part.context, running.text.len()))
         };
         let frame = Frame {
             tokens: parts.iter().map(|part| part.context).sum(),
@@ -89,7 +89,9 @@ impl DecodeLoop {
         let items = parts.iter().map(|part| {
             let running = &mut batch[part.place].running;
             let offer = offers.remove(&part.place);
-            running.item(part.context, offer, &self.routing.settings)
+            let head = offer.as_ref().and_then(Offer::head);
+            let self_draft = head.and_then(|head| self.routing.settings.self_draft(head));
+            running.item(part.context, offer, self_draft)
         });
         let items = items.collect();
         (StepRequest { items }, propose_seconds)
@@ -124,7 +126,6 @@ impl DecodeLoop {
                 running.prospect(movers.room, &params, statistics, movers.withholds, started);
             // The router prices the drafts that it divides.
             prospect.price = params.price.filter(|_| !is_divided);
-            running.bind_to_form(&mut prospect);
             prospect.path_probabilities = self.routing.router.estimate(&prospect);
             ((*place, prospect), started.elapsed().as_secs_f64())
         });

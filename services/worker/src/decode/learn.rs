@@ -26,7 +26,7 @@ impl DecodeLoop {
             .map(|part| (part, &batch[part.place].running));
         let behind = members
             .clone()
-            .map(|(_, running)| running.step().catch_up_tokens);
+            .map(|(_, running)| running.step.catch_up_tokens);
         let read = read_in_step(behind, self.engine.capabilities().max_step_tokens);
         let items = members
             .clone()
@@ -64,7 +64,7 @@ impl DecodeLoop {
     pub(super) fn count(&self, parts: &[Part], propose_seconds: &[f64], batch: &[ActiveChunk]) {
         let metrics = &self.shared.metrics;
         for part in parts {
-            let offer = batch[part.place].running.step().offer.as_ref();
+            let offer = batch[part.place].running.step.offer.as_ref();
             let decision = offer.map(|offer| offer.decision);
             metrics.decision(self.routing.settings.labels(decision));
         }
@@ -76,7 +76,7 @@ impl DecodeLoop {
 
 /// Tokens of the draft that was found for a request.
 fn found_tokens(running: &ActiveRequest) -> u32 {
-    let offer = running.step().offer.as_ref();
+    let offer = running.step.offer.as_ref();
     offer.map_or(0, Offer::found_tokens)
 }
 
@@ -87,7 +87,7 @@ fn step_item(
     read_tokens: u32,
     running: &ActiveRequest,
 ) -> StepPart {
-    let step = running.step();
+    let step = &running.step;
     let offer = step.offer.as_ref();
     let output = result.as_ref().ok();
     // Nodes that the head drafted and that were sent as well took it as long.

@@ -6,10 +6,11 @@ use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{DrafterKind, EngineCapabilities, SelfDraft};
 use refrain_speculation::draft::{Expansion, ProposeRules};
 use refrain_speculation::router::{
-    Asked, Decision, HeadDraft, HeadParams, Policy, Route, RouterParams, Threshold,
+    Decision, HeadDraft, HeadParams, Policy, Route, RouterParams, Threshold,
 };
 
 use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfig};
+use crate::running::HeadUse;
 
 /// The sources that requests may draft from, and the sizes of their drafts.
 #[derive(Clone, Debug)]
@@ -94,13 +95,17 @@ impl DraftSettings {
         self.drafter.is_some() && self.threshold.allows_fallback()
     }
 
-    /// Whether the engine's sessions for such requests are opened for its own drafter. That costs the engine memory.
-    pub(crate) fn self_drafts(&self, speculation: Speculation) -> bool {
-        match speculation {
-            Speculation::Auto => self.may_use_head(),
-            Speculation::Eagle3 => self.drafter() == Some(DrafterKind::Eagle3),
-            Speculation::DraftModel => self.drafter() == Some(DrafterKind::DraftModel),
-            Speculation::Suffix | Speculation::Off => false,
+    /// The use that such requests make of the engine's drafter. Sessions that are opened for it cost the engine memory.
+    pub(crate) fn head_use(&self, speculation: Speculation) -> HeadUse {
+        let drafter = self.drafter();
+        HeadUse {
+            drafter,
+            self_drafts: match speculation {
+                Speculation::Auto => self.may_use_head(),
+                Speculation::Eagle3 => drafter == Some(DrafterKind::Eagle3),
+                Speculation::DraftModel => drafter == Some(DrafterKind::DraftModel),
+                Speculation::Suffix | Speculation::Off => false,
+            },
         }
     }
 
@@ -125,21 +130,6 @@ impl DraftSettings {
         };
         (label, reason.as_str())
     }
-}
-
-/// The drafts that a request asked for, in the router's terms.
-pub(crate) fn asked(speculation: Speculation) -> Asked {
-    match speculation {
-        Speculation::Auto => Asked::Auto,
-        Speculation::Suffix => Asked::Suffix,
-        Speculation::Eagle3 | Speculation::DraftModel => Asked::Fallback,
-        Speculation::Off => Asked::Off,
-    }
-}
-
-/// Whether such requests draft from suffix indexes.
-pub(crate) fn drafts_from_indexes(speculation: Speculation) -> bool {
-    matches!(asked(speculation), Asked::Auto | Asked::Suffix)
 }
 
 #[cfg(test)]

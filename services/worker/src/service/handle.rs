@@ -26,8 +26,8 @@ use super::ordered_drain::OrderedDrain;
 use crate::chunk::{ActiveChunk, Admission, Command};
 use crate::engine::{WorkerEngine, cannot_forget, engine_words};
 use crate::metrics::{ContextOrigin, RejectionLimit};
-use crate::routing::{DraftSettings, HeadReports, drafts_from_indexes};
-use crate::running::{ActiveRequest, RunningForm, Sources};
+use crate::routing::{DraftSettings, HeadReports};
+use crate::running::{ActiveRequest, HeadUse, RunningForm, Sources, drafts_from_indexes};
 use crate::shared::Shared;
 use crate::streaming::StreamContext;
 
@@ -166,7 +166,7 @@ impl WorkerParts {
         metrics.context(ContextOrigin::Sent, request.tokens.len());
         // Indexing takes up to a microsecond per token, so it is done here and not in the loop that all requests
         // share. This thread relays the tokens of all running chunks, so a long text has a thread of its own.
-        let (request, sources) = if request.tokens.len() > INDEXED_HERE_TOKENS_MAX {
+        let (request, mut sources) = if request.tokens.len() > INDEXED_HERE_TOKENS_MAX {
             let parts = self.clone();
             tokio::task::spawn_blocking(move || parts.with_sources(namespace, request))
                 .await
@@ -174,17 +174,22 @@ impl WorkerParts {
         } else {
             self.with_sources(namespace, request)?
         };
-        let form = self.form_of(namespace, &request).await;
-        let running = ActiveRequest::new(
+        if let Some(sources) = &mut sources {
+            sources.form = self.form_of(namespace, &request).await;
+        }
+        let settings = self.draft_settings.as_ref();
+        let head = settings.map_or_else(HeadUse::default, |settings| {
+            settings.head_use(request.speculation)
+        });
+        ActiveRequest::new(
             request,
             namespace,
             sources,
             self.engine.served().limits,
-            self.draft_settings.as_deref(),
+            head,
             clock::unix_ms(),
             Instant::now(),
-        )?;
-        Ok(running.with_form(form))
+        )
     }
 
     /// Collects the sources that a new request may draft from, and indexes its text. There are none where the worker
@@ -297,7 +302,7 @@ impl Worker for WorkerHandle {
             }
             None => parts.begin(namespace_id, request).await?,
         };
-        let ticket = parts.shared.orders.enter(!running.output().is_empty());
+        let ticket = parts.shared.orders.enter(!running.text.output().is_empty());
         let chunk = ActiveChunk::new(running, events, permit, span, ticket, time_left);
         match &parts.streams {
             Some(_) if parts.commands.is_closed() => return Err(stopped()),

@@ -126,7 +126,7 @@ impl StreamContext {
         loop {
             let running = &chunk.running;
             let form = running.request.sampling.form.as_deref();
-            let phase = FormPhase::after(form, running.output(), reasons);
+            let phase = FormPhase::after(form, running.text.output(), reasons);
             let stream = match self.open(chunk, interrupts, &mut timeout, phase).await {
                 Ok(stream) => stream,
                 Err(ending) => return ending,
@@ -197,7 +197,7 @@ impl StreamContext {
                     // A first stream tells it once, either before its output or after it.
                     if tells_cached {
                         *is_first = false;
-                        chunk.running.found_in_cache(tokens);
+                        chunk.running.tally.found_in_cache(tokens);
                     }
                     self.engine_works();
                 }

@@ -56,7 +56,7 @@ impl StreamContext {
         let first = Duration::from_millis(self.config().retry_backoff_ms);
         let mut backoff = Backoff::new(first, RETRY_PAUSE_MAX);
         let mut attempts = 1;
-        let has_output = !chunk.running.output().is_empty();
+        let has_output = !chunk.running.text.output().is_empty();
         let attempts_max = match has_output {
             true => self.config().attempts_max,
             false => {

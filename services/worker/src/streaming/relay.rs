@@ -35,7 +35,7 @@ impl StreamContext {
             end,
         } = absorbed;
         let running = &chunk.running;
-        running.remember(running.piece_of(&record));
+        running.remember(running.document.piece_of(&record));
         self.shared.sink.record_step(running, record);
         let event = ChunkEvent::Step(message);
         let permit = tokio::select! {
@@ -101,7 +101,7 @@ impl StreamContext {
             GeneratedEnd::Length
                 if running.request.chunk_tokens.is_some_and(|tokens| {
                     tokens < running.request.max_new_tokens
-                        && running.emitted() + UNSENT_TOKENS_MAX >= tokens
+                        && running.tally.emitted() + UNSENT_TOKENS_MAX >= tokens
                 }) =>
             {
                 ChunkEndReason::ChunkLimit
