@@ -5,12 +5,12 @@
 //! The folders, from the rim to the core:
 //!
 //! * `service`: the handle for callers in this process, the HTTP listener, and the heartbeats to the scheduler.
-//! * `chunk`: a chunk from its admission to its last event, for both drivers.
+//! * `chunk`: the contract of both drivers, for a chunk from its admission to its last event.
 //! * `decode`: the driver for engines that verify drafts. It composes the batch of each step.
 //! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
 //! * `orders`: what the orders of trainers leave behind: the pause, and the version of the weights.
 //! * `parking`: requests between two chunks, whose state stays here.
-//! * `running`: the state of a request while its chunk is decoded, with its draft.
+//! * `running`: the state of a request while its chunk is decoded, in parts.
 //! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
 //!   metrics and the statistics that the draft store keeps.
 //! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
@@ -50,7 +50,7 @@ use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::chunk::{Admission, Command, OutputSink};
+use crate::chunk::{Admission, Command, EndOrder, OutputSink};
 use crate::decode::DecodeLoop;
 use crate::metrics::WorkerMetrics;
 use crate::orders::Orders;
@@ -303,7 +303,7 @@ impl WorkerServer {
         let left = || store_grace.saturating_sub(began.elapsed()).max(LAST_GRACE);
         let end_driver = tokio::time::timeout(left(), async {
             // The driver may have stopped already. It uploads the acceptance statistics before it ends.
-            let _ = parts.commands.send(Command::End).await;
+            let _ = parts.commands.send(Command::Stop).await;
             let _ = (&mut driver).await;
         });
         let has_ended = end_driver.await.is_ok();
@@ -338,7 +338,8 @@ async fn end_chunks(parts: &WorkerParts) {
     if left > 0 {
         tracing::warn!(left, "evacuating chunks that outlasted the grace period");
         // The driver may have stopped already, and then no chunk runs.
-        let _ = parts.commands.send(Command::Evacuate).await;
+        let evacuate = Command::EndChunks(EndOrder::Evacuate);
+        let _ = parts.commands.send(evacuate).await;
         parts.drain.finished(EVACUATION_GRACE).await;
     }
 }

@@ -14,7 +14,7 @@ use refrain_draft_replica::Uploader;
 use refrain_protocol::chunk::{ChunkRequest, ParkedContext};
 use refrain_protocol::engine::CloseRequest;
 use refrain_protocol::error::code;
-use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, RequestId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, LeaseId, NamespaceId, RequestId};
 
 use self::table::{Limits, ParkedTable};
 use crate::config::WorkerConfig;
@@ -115,7 +115,7 @@ impl Parking {
         }
         let session = running.session.id;
         self.insert(ParkedRequest { running, lease }, self.now());
-        self.close_session(CloseRequest {
+        self.tell_engine(CloseRequest {
             sessions: vec![session],
             keep_kv: true,
             parks: true,
@@ -229,16 +229,21 @@ impl Parking {
         let running = parked.running;
         self.uploader
             .release(running.namespace, running.document.id);
-        self.close_session(CloseRequest {
-            sessions: vec![running.session.id],
-            keep_kv: true,
+        self.close_session(running.session.id, true);
+    }
+
+    /// Closes the engine's session of a request that is not parked.
+    pub(crate) fn close_session(&self, session: EngineSessionId, keep_kv: bool) {
+        self.tell_engine(CloseRequest {
+            sessions: vec![session],
+            keep_kv,
             parks: false,
         });
     }
 
     /// Tells the engine in the background, so that nobody waits for it. A session that the engine is not told of
     /// expires by itself.
-    fn close_session(&self, request: CloseRequest) {
+    fn tell_engine(&self, request: CloseRequest) {
         let Some(engine) = self.engine.clone() else {
             return;
         };

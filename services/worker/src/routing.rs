@@ -18,8 +18,7 @@ mod transfer;
 use std::sync::Arc;
 use std::time::Instant;
 
-use refrain_protocol::NamespaceId;
-use refrain_protocol::chunk::ChunkEnd;
+use refrain_protocol::{NamespaceId, WorkerId};
 use refrain_rpc::DraftStore;
 use refrain_speculation::router::{Frame, Offer, Outcome, Prospect, Router, Step};
 
@@ -187,8 +186,8 @@ impl Routing {
         }
     }
 
-    /// The end of the chunk, if its request goes on at the worker that is the fallback.
-    pub(crate) fn transfer(&self, running: &ActiveRequest) -> Option<ChunkEnd> {
+    /// The worker that is the fallback, if a request should go on there.
+    pub(crate) fn transfer(&self, running: &ActiveRequest) -> Option<WorkerId> {
         self.transfers.transfer(running, self.router.speeds())
     }
 }

@@ -25,11 +25,11 @@ use std::time::Instant;
 
 use refrain_draft_replica::DocumentUpdateRef;
 use refrain_protocol::chunk::{
-    self, ChunkEnd, ChunkEndReason, ChunkRequest, ParkedContext, Speculation, StepMessage,
+    self, ChunkEndReason, ChunkRequest, ParkedContext, Speculation, StepMessage,
 };
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem, StepOutput, TokenLogprob};
-use refrain_protocol::{ApiError, ErrorKind, NamespaceId, TenantId, TokenId, WorkerId};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, TenantId, TokenId};
 use refrain_speculation::draft::{ProposeParams, ProposeRules};
 use refrain_speculation::router::{
     Asked, Candidacy, Offer, Priority, Prospect, RecentRoutes, RouteReason, Speeds,
@@ -40,7 +40,6 @@ use self::document::OutputDocument;
 use self::sent_draft::{accepted_of_head, credited, head_drafted, step_message};
 use self::session::EngineSession;
 use self::step::PendingStep;
-use self::tally::ChunkTally;
 use self::text::Text;
 use crate::engine::EngineLimits;
 
@@ -49,6 +48,7 @@ pub(crate) use self::sent_draft::wire_draft;
 pub(crate) use self::session::HeadUse;
 pub(crate) use self::sources::Sources;
 pub(crate) use self::step_record::{Absorbed, StepRecord};
+pub(crate) use self::tally::ChunkTally;
 
 /// A request whose chunk is being decoded.
 pub(crate) struct ActiveRequest {
@@ -380,7 +380,7 @@ impl ActiveRequest {
                 ..record.step.clone()
             },
             record,
-            end: end.map(|(reason, _)| self.end(reason)),
+            end: end.map(|(reason, _)| reason),
         })
     }
 
@@ -403,16 +403,6 @@ impl ActiveRequest {
     pub(crate) fn reopen(&mut self) -> Result<(), ApiError> {
         self.step.offer = None;
         self.session.reopen()
-    }
-
-    /// The last event of the chunk.
-    pub(crate) fn end(&self, reason: ChunkEndReason) -> ChunkEnd {
-        self.tally.end(reason, None)
-    }
-
-    /// The last event of a chunk whose request is transferred to another worker.
-    pub(crate) fn end_for(&self, next_worker: WorkerId) -> ChunkEnd {
-        self.tally.end(ChunkEndReason::Transfer, Some(next_worker))
     }
 
     /// The inputs of the decision about a transfer.

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use refrain_protocol::chunk::ChunkCut;
+use tokio::sync::mpsc;
 
-use crate::chunk::{ActiveChunk, OutputSink};
+use crate::chunk::{ActiveChunk, ChunkEnding, Command, OutputSink};
 use crate::config::WorkerConfig;
 use crate::metrics::{ChunkOutcome, WorkerMetrics};
 use crate::orders::Orders;
 use crate::parking::Parking;
-use crate::running::ActiveRequest;
 
 /// The state that the driver, the handle and the heartbeats of a worker share.
 pub(crate) struct Shared {
@@ -36,23 +36,65 @@ impl Shared {
         self.sink.cut_ended(cut);
     }
 
-    /// Counts a chunk that has ended, parks its request if that goes on, and sends its last event. A reader that has
-    /// seen the end finds all of this done. Returns a request that was not parked.
-    pub(crate) fn close(&self, chunk: ActiveChunk, outcome: ChunkOutcome) -> Option<ActiveRequest> {
-        let lease = chunk.lease;
-        let (running, last) = chunk.into_parts();
-        self.sink.count_chunk(&running, outcome);
+    /// Ends a chunk: records how it ended, parks its request if that goes on here, frees its slot, and sends its last
+    /// event. A reader that has seen the end finds all of this done, and may rely on the slot.
+    pub(crate) fn end(&self, chunk: ActiveChunk, ending: ChunkEnding) {
+        self.sink.record_ending(&chunk, &ending);
+        let ActiveChunk {
+            running,
+            watch,
+            permit,
+            ..
+        } = chunk;
+        let last = ending.last_event(&running.tally);
+        let outcome = ending.outcome();
         let left = match outcome {
             ChunkOutcome::ChunkLimit | ChunkOutcome::GaveWay => {
-                self.parking.park(running, lease).err()
+                self.parking.park(running, permit.lease()).err()
             }
             _ => Some(running),
         };
-        if let (Some(running), true) = (&left, outcome.goes_on()) {
-            self.sink.release(running);
+        if let Some(running) = left {
+            if outcome.goes_on() {
+                self.sink.release(&running);
+            }
+            // The KV of an engine that failed may be wrong.
+            let keep_kv = !matches!(ending, ChunkEnding::Failed(_));
+            self.parking.close_session(running.session.id, keep_kv);
         }
-        last.send();
-        left
+        drop(permit);
+        watch.finish(last);
+        if let ChunkEnding::Cut(_, done) = ending {
+            // An error means that the caller no longer waits.
+            let _ = done.send(());
+        }
+    }
+
+    /// After the last chunk has ended, keeps answering [`Command::Cut`] until `last` completes: readers may still
+    /// shorten the outputs that they received last.
+    pub(crate) async fn serve_cuts(
+        &self,
+        mut commands: mpsc::Receiver<Command>,
+        last: impl Future<Output = ()>,
+    ) {
+        let serve = |command| {
+            if let Command::Cut(cut, done) = command {
+                self.cut_ended(cut);
+                let _ = done.send(());
+            }
+        };
+        let mut last = std::pin::pin!(last);
+        loop {
+            tokio::select! {
+                () = &mut last => break,
+                Some(command) = commands.recv() => serve(command),
+            }
+        }
+        // Later senders receive an error.
+        commands.close();
+        while let Ok(command) = commands.try_recv() {
+            serve(command);
+        }
     }
 
     /// How long a reader may stall before its chunk ends.

@@ -5,7 +5,6 @@
 
 mod chunk_task;
 mod context;
-mod ending;
 mod form_phase;
 mod gate;
 mod interrupts;
@@ -18,13 +17,12 @@ mod timeout;
 use std::sync::Arc;
 
 use refrain_protocol::LeaseId;
-use refrain_protocol::chunk::{ChunkCut, ChunkEndReason};
+use refrain_protocol::chunk::ChunkCut;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
-use self::ending::ChunkControl;
 use self::running_chunks::ChunkHandle;
-use crate::chunk::{ActiveChunk, Command, serve_cuts};
+use crate::chunk::{ActiveChunk, Command, EndOrder};
 
 pub(crate) use self::context::StreamContext;
 
@@ -47,7 +45,7 @@ const CONTROL_QUEUE: usize = 4;
 impl StreamContext {
     /// The driver: it passes commands on to the tasks of chunks.
     ///
-    /// Runs until it receives [`Command::End`] or all senders are gone, and the last chunk has ended.
+    /// Runs until it receives [`Command::Stop`] or all senders are gone, and the last chunk has ended.
     pub(crate) async fn run(self: Arc<Self>, mut commands: mpsc::Receiver<Command>) {
         let mut has_senders = true;
         loop {
@@ -55,13 +53,8 @@ impl StreamContext {
                 command = commands.recv(), if has_senders => match command {
                     Some(Command::Start(chunk)) => self.start(*chunk),
                     Some(Command::Cut(cut, done)) => self.cut(cut, done),
-                    Some(Command::Evacuate) => self.chunks.end(None, ChunkEndReason::Draining),
-                    // A held chunk is in nobody's way: another one would be held in its place.
-                    Some(Command::GiveWay(_)) if self.shared.orders.gate().is_shut() => {}
-                    Some(Command::GiveWay(leases)) => {
-                        self.chunks.end(Some(&leases), ChunkEndReason::GaveWay);
-                    }
-                    Some(Command::End) => _ = self.chunks.tasks.close(),
+                    Some(Command::EndChunks(order)) => self.end_ordered(&order),
+                    Some(Command::Stop) => _ = self.chunks.tasks.close(),
                     None => {
                         has_senders = false;
                         self.chunks.tasks.close();
@@ -71,31 +64,20 @@ impl StreamContext {
                 () = self.chunks.tasks.wait() => break,
             }
         }
-        serve_cuts(commands, &self.shared, std::future::ready(())).await;
+        let last = std::future::ready(());
+        self.shared.serve_cuts(commands, last).await;
     }
 
-    /// Starts the task of a chunk, on the runtime of its reader.
+    /// Starts the task of a chunk on the runtime of its reader, which calls this: so a token goes from the engine's
+    /// connection to the client's on one thread.
     pub(crate) fn start(self: &Arc<Self>, chunk: ActiveChunk) {
-        let runtime = chunk.runtime.clone();
-        let document = chunk.running.document.id;
+        let key = chunk.key();
         let (control, controls) = mpsc::channel(CONTROL_QUEUE);
-        let lease = chunk.lease;
-        {
-            let mut handles = self.chunks.handles();
-            for old in handles.values().filter(|old| old.document == document) {
-                let _ = old.control.try_send(ChunkControl::TakenOver);
-            }
-            let begun_in = chunk.begun_in();
-            let handle = ChunkHandle {
-                document,
-                control,
-                begun_in,
-            };
-            handles.insert(lease, handle);
-        }
+        let gate = self.shared.orders.gate();
+        self.chunks.begin(ChunkHandle { key, control }, &gate);
         let entry = ChunkEntry {
             context: self.clone(),
-            lease,
+            lease: key.lease,
         };
         let span = chunk.span.clone();
         let task = async move {
@@ -104,7 +86,12 @@ impl StreamContext {
             drop(entry);
         };
         let task = self.chunks.tasks.track_future(task.instrument(span));
-        runtime.spawn(task);
+        tokio::spawn(task);
+    }
+
+    /// Ends the chunks that an order is about.
+    pub(crate) fn end_ordered(&self, order: &EndOrder) {
+        self.chunks.end(order, &self.shared.orders.gate());
     }
 
     fn cut(&self, cut: ChunkCut, done: oneshot::Sender<()>) {

@@ -1,4 +1,4 @@
-//! The destination of a chunk's output: the store, the metrics, and at last the reader.
+//! The destination of a chunk's output: the indexes, the store and the metrics.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
@@ -6,12 +6,13 @@ use std::sync::{Arc, Weak};
 use lru::LruCache;
 use parking_lot::Mutex;
 use refrain_draft_replica::{DocumentUpdateRef, GroupReplica, NamespaceReplica, Uploader};
-use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
+use refrain_protocol::chunk::ChunkCut;
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
-use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespace};
+use refrain_protocol::{LeaseId, NamespaceId, SignedNamespace};
 
 use super::active::ActiveChunk;
-use crate::metrics::{ChunkOutcome, RejectionLimit, WorkerMetrics};
+use super::ending::ChunkEnding;
+use crate::metrics::{RejectionLimit, WorkerMetrics};
 use crate::running::{ActiveRequest, StepRecord};
 
 /// Number of ended chunks that are remembered. A cut follows the end within milliseconds.
@@ -38,9 +39,8 @@ struct OutputCut {
 }
 
 impl OutputCut {
-    /// Shortens the output of a chunk to `output_len` tokens.
-    fn new(chunk: &ActiveChunk, output_len: u32, finish: FinishReason) -> Self {
-        let running = &chunk.running;
+    /// Shortens the output of a request to `output_len` tokens.
+    fn new(running: &ActiveRequest, output_len: u32, finish: FinishReason) -> Self {
         let sources = running.sources.as_ref();
         OutputCut {
             namespace_id: running.namespace,
@@ -87,89 +87,38 @@ impl OutputSink {
     }
 
     /// Records the end of an output that came without a token.
-    pub(crate) fn record_end(&self, running: &ActiveRequest, reason: ChunkEndReason) {
-        let finish = match reason {
-            ChunkEndReason::Stop => FinishReason::Stop,
-            ChunkEndReason::Length => FinishReason::Length,
-            ChunkEndReason::Aborted => FinishReason::Cancelled,
-            ChunkEndReason::ChunkLimit
-            | ChunkEndReason::GaveWay
-            | ChunkEndReason::Draining
-            | ChunkEndReason::Transfer => {
-                return;
-            }
-        };
-        let piece = running
-            .document
-            .piece(running.text.output_len(), &[], Some(finish));
+    pub(crate) fn record_finish(&self, running: &ActiveRequest, finish: FinishReason) {
+        let len = running.text.output_len();
+        let piece = running.document.piece(len, &[], Some(finish));
         running.remember(piece);
         self.push(running, piece);
     }
 
-    /// Records that the reader has left, so that the output stays as it is.
-    pub(crate) fn cancel(&self, running: &ActiveRequest) -> ChunkOutcome {
-        let len = running.text.output_len();
-        let piece = running
-            .document
-            .piece(len, &[], Some(FinishReason::Cancelled));
-        self.push(running, piece);
-        ChunkOutcome::Cancelled
+    /// Records how a chunk ends: in its output, in the metrics, and for a cut that may follow.
+    pub(crate) fn record_ending(&self, chunk: &ActiveChunk, ending: &ChunkEnding) {
+        let running = &chunk.running;
+        if let Some(finish) = ending.finish() {
+            self.record_finish(running, finish);
+        }
+        if running.is_remembered() {
+            if let ChunkEnding::Cut(cut, _) = ending {
+                self.shorten(OutputCut::new(running, cut.output_len, finish_of(cut)));
+            } else if ending.may_be_cut() {
+                let cut = OutputCut::new(running, u32::MAX, FinishReason::Stop);
+                self.ended.lock().put(chunk.permit.lease(), cut);
+            }
+        }
+        if let ChunkEnding::ReaderStalled = ending {
+            self.metrics.reject(RejectionLimit::ReaderStall);
+        }
+        self.metrics.chunk_ended(ending.outcome());
+        self.metrics.request_length(running.tally.counts());
     }
 
     /// Notes that no more output of a request comes from here.
     pub(crate) fn release(&self, running: &ActiveRequest) {
         self.uploader
             .release(running.namespace, running.document.id);
-    }
-
-    /// Sets the last event of a chunk that did not fail.
-    pub(crate) fn end(&self, chunk: &mut ActiveChunk, end: ChunkEnd) -> ChunkOutcome {
-        let outcome = match end.reason {
-            ChunkEndReason::Stop => ChunkOutcome::Stop,
-            ChunkEndReason::Length => ChunkOutcome::Length,
-            ChunkEndReason::ChunkLimit => ChunkOutcome::ChunkLimit,
-            ChunkEndReason::GaveWay => ChunkOutcome::GaveWay,
-            ChunkEndReason::Draining => ChunkOutcome::Evacuated,
-            ChunkEndReason::Transfer => ChunkOutcome::Transferred,
-            ChunkEndReason::Aborted => {
-                self.record_end(&chunk.running, end.reason);
-                ChunkOutcome::Aborted
-            }
-        };
-        if chunk.running.is_remembered() {
-            let cut = OutputCut::new(chunk, u32::MAX, FinishReason::Stop);
-            self.ended.lock().put(chunk.lease, cut);
-        }
-        chunk.set_last(Ok(ChunkEvent::End(end)));
-        outcome
-    }
-
-    /// Fails a chunk. The output so far remains an unfinished document, for the request's next chunk.
-    pub(crate) fn fail(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
-        chunk.set_last(Err(error));
-        ChunkOutcome::Failed
-    }
-
-    /// Fails a chunk whose time is up, and ends the output.
-    pub(crate) fn time_out(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
-        self.cancel(&chunk.running);
-        chunk.set_last(Err(error));
-        ChunkOutcome::Overdue
-    }
-
-    /// Tells the reader that a newer lease continues the request elsewhere.
-    pub(crate) fn take_over(&self, chunk: &mut ActiveChunk) -> ChunkOutcome {
-        let message = "a newer lease has taken this request over";
-        chunk.set_last(Err(ApiError::new(ErrorKind::Conflict, message)));
-        ChunkOutcome::TakenOver
-    }
-
-    /// Shortens the output of a running chunk.
-    pub(crate) fn cut(&self, chunk: &ActiveChunk, cut: &ChunkCut) -> ChunkOutcome {
-        if chunk.running.is_remembered() {
-            self.shorten(OutputCut::new(chunk, cut.output_len, finish_of(cut)));
-        }
-        ChunkOutcome::Cut
     }
 
     /// Shortens the output of a chunk that has just ended.
@@ -181,17 +130,6 @@ impl OutputSink {
             update.finish = Some(finish_of(&cut));
             self.shorten(ended);
         }
-    }
-
-    /// Counts a reader that stalled for too long.
-    pub(crate) fn count_stalled_reader(&self) {
-        self.metrics.reject(RejectionLimit::ReaderStall);
-    }
-
-    /// Counts a chunk that is over.
-    pub(crate) fn count_chunk(&self, running: &ActiveRequest, outcome: ChunkOutcome) {
-        self.metrics.chunk_ended(outcome);
-        self.metrics.request_length(running.tally.counts());
     }
 
     /// Sends a piece of an output to the store.
@@ -222,7 +160,7 @@ impl OutputSink {
     }
 }
 
-/// The reason for which a document ends at a cut.
+/// The finish reason of a document that a cut shortens.
 fn finish_of(cut: &ChunkCut) -> FinishReason {
     match cut.aborted {
         true => FinishReason::Cancelled,

@@ -9,8 +9,8 @@ use refrain_protocol::engine::StepRequest;
 use refrain_speculation::router::{Frame, Offer, Prospect};
 
 use super::DecodeLoop;
+use super::member::Member;
 use super::step::{Movers, Part};
-use crate::chunk::ActiveChunk;
 use crate::orders::{Fate, Gate};
 use crate::running::ActiveRequest;
 
@@ -18,7 +18,7 @@ impl DecodeLoop {
     /// Every request that can move, beginning with the one at `first`.
     ///
     /// Decoding requests are sure of their one token. Prompts come next, and drafts take what is left.
-    pub(super) fn movers(&self, gate: &Gate, batch: &[ActiveChunk], first: usize) -> Movers {
+    pub(super) fn movers(&self, gate: &Gate, batch: &[Member], first: usize) -> Movers {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
         let config = &self.shared.config;
@@ -26,14 +26,14 @@ impl DecodeLoop {
         let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
         let movable = order
             .filter(|&place| {
-                let chunk = &batch[place];
-                chunk.events.capacity() > 0
-                    && chunk.wait_until.is_none_or(|until| until <= now)
-                    && chunk.fate(gate) == Fate::Runs
+                let watch = &batch[place].chunk.watch;
+                watch.reader.has_room()
+                    && batch[place].room.paused_until(now).is_none()
+                    && watch.fate(gate) == Fate::Runs
             })
             .take(capabilities.max_batch.min(total) as usize);
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
-            movable.partition(|&place| batch[place].running.owed() == 1);
+            movable.partition(|&place| batch[place].chunk.running.owed() == 1);
         let mut room = total.saturating_sub(decoding.len() as u32);
         let mut parts: Vec<Part> = decoding
             .into_iter()
@@ -44,7 +44,7 @@ impl DecodeLoop {
             })
             .collect();
         for place in prefilling {
-            let owed = batch[place].running.owed();
+            let owed = batch[place].chunk.running.owed();
             let context = owed.min(config.prefill_chunk_tokens).min(room);
             if context == 0 {
                 break;
@@ -69,13 +69,13 @@ impl DecodeLoop {
     /// Composes the step of all movers. Returns it with the seconds of the search for each draft.
     pub(super) fn compose(
         &mut self,
-        batch: &mut [ActiveChunk],
+        batch: &mut [Member],
         movers: &Movers,
     ) -> (StepRequest, Vec<f64>) {
         let (prospects, propose_seconds) = self.prospects(batch, movers);
         let parts = &movers.parts;
         let kv_tokens = |part: &Part| {
-            let running = &batch[part.place].running;
+            let running = &batch[part.place].chunk.running;
             u64::from(running.session.len_with(part.context, running.text.len()))
         };
         let frame = Frame {
@@ -87,7 +87,7 @@ impl DecodeLoop {
         let offers = self.routing.offer(prospects, frame);
         let mut offers: HashMap<usize, Offer> = offers.into_iter().collect();
         let items = parts.iter().map(|part| {
-            let running = &mut batch[part.place].running;
+            let running = &mut batch[part.place].chunk.running;
             let offer = offers.remove(&part.place);
             let head = offer.as_ref().and_then(Offer::head);
             let self_draft = head.and_then(|head| self.routing.settings.self_draft(head));
@@ -101,7 +101,7 @@ impl DecodeLoop {
     /// piece that ends a prompt can verify a draft as well.
     fn prospects(
         &self,
-        batch: &[ActiveChunk],
+        batch: &[Member],
         movers: &Movers,
     ) -> (Vec<(usize, Prospect<NamespaceId>)>, Vec<f64>) {
         let router = &self.routing.router;
@@ -109,7 +109,7 @@ impl DecodeLoop {
         let sampling: Vec<(usize, &ActiveRequest)> = movers
             .parts
             .iter()
-            .map(|part| (part, &batch[part.place].running))
+            .map(|part| (part, &batch[part.place].chunk.running))
             .filter(|(part, running)| running.samples_after(part.context))
             .map(|(part, running)| (part.place, running))
             .collect();

@@ -6,8 +6,8 @@ use refrain_protocol::engine::{StepResponse, StepResult};
 use refrain_speculation::router::{Offer, Step, StepPart};
 
 use super::DecodeLoop;
+use super::member::Member;
 use super::step::{Movers, Part};
-use crate::chunk::ActiveChunk;
 use crate::running::ActiveRequest;
 
 impl DecodeLoop {
@@ -18,12 +18,12 @@ impl DecodeLoop {
         response: &StepResponse,
         movers: &Movers,
         compose_seconds: f64,
-        batch: &[ActiveChunk],
+        batch: &[Member],
     ) {
         let members = movers
             .parts
             .iter()
-            .map(|part| (part, &batch[part.place].running));
+            .map(|part| (part, &batch[part.place].chunk.running));
         let behind = members
             .clone()
             .map(|(_, running)| running.step.catch_up_tokens);
@@ -45,26 +45,27 @@ impl DecodeLoop {
 
     /// Does the work of the last step that the next one does not need, while that one is under way or no request can
     /// move.
-    pub(super) fn catch_up(&mut self, batch: &mut [ActiveChunk]) {
-        for chunk in batch {
-            self.settle(chunk);
+    pub(super) fn catch_up(&mut self, batch: &mut [Member]) {
+        for member in batch {
+            self.settle(member);
         }
         self.routing.catch_up();
     }
 
     /// Learns from a request's last step, and passes it on to store and metrics.
-    pub(super) fn settle(&mut self, chunk: &mut ActiveChunk) {
-        if let Some(record) = chunk.unsettled.take() {
-            self.routing.learn(chunk.running.namespace, &record);
-            self.shared.sink.record_step(&chunk.running, record);
+    pub(super) fn settle(&mut self, member: &mut Member) {
+        if let Some(record) = member.unsettled.take() {
+            let running = &member.chunk.running;
+            self.routing.learn(running.namespace, &record);
+            self.shared.sink.record_step(running, record);
         }
     }
 
     /// Counts the decisions and searches of a step that is under way.
-    pub(super) fn count(&self, parts: &[Part], propose_seconds: &[f64], batch: &[ActiveChunk]) {
+    pub(super) fn count(&self, parts: &[Part], propose_seconds: &[f64], batch: &[Member]) {
         let metrics = &self.shared.metrics;
         for part in parts {
-            let offer = batch[part.place].running.step.offer.as_ref();
+            let offer = batch[part.place].chunk.running.step.offer.as_ref();
             let decision = offer.map(|offer| offer.decision);
             metrics.decision(self.routing.settings.labels(decision));
         }

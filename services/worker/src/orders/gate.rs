@@ -109,7 +109,7 @@ impl Gate {
     }
 
     /// Begins a pause, or gives the present one another mode. A repeat changes nothing.
-    pub(super) fn begin_pause(&mut self, mode: PauseMode, now: Instant) -> Pause {
+    pub(crate) fn begin_pause(&mut self, mode: PauseMode, now: Instant) -> Pause {
         if let Some(pause) = self.pause.filter(|pause| pause.mode == mode) {
             return pause;
         }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use refrain_protocol::WorkerId;
-use refrain_protocol::chunk::ChunkEnd;
 use refrain_protocol::scheduling::Eagle3Report;
 use refrain_speculation::router::{ACCEPTED_LENGTH_PRIOR, HeadStatus, Speeds, should_transfer};
 
@@ -55,12 +54,12 @@ impl Transfers {
         });
     }
 
-    /// The end of the chunk, if its request goes on at the worker that is the fallback.
-    pub(super) fn transfer(&self, running: &ActiveRequest, speeds: Speeds) -> Option<ChunkEnd> {
+    /// The worker that is the fallback, if a request should go on there.
+    pub(super) fn transfer(&self, running: &ActiveRequest, speeds: Speeds) -> Option<WorkerId> {
         let worker = self.worker.as_ref()?;
         let report = (*self.reports.fallback.lock())?;
         let candidacy = running.candidacy(report.speedup, speeds);
-        should_transfer(&candidacy).then(|| running.end_for(worker.clone()))
+        should_transfer(&candidacy).then(|| worker.clone())
     }
 }
 

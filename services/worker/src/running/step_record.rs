@@ -1,7 +1,7 @@
 //! The result of a step for one request.
 
 use refrain_protocol::DocumentId;
-use refrain_protocol::chunk::{ChunkEnd, DraftScope, DraftSource, StepCounts, StepMessage};
+use refrain_protocol::chunk::{ChunkEndReason, DraftScope, DraftSource, StepCounts, StepMessage};
 use refrain_protocol::document::FinishReason;
 use refrain_speculation::router::Offer;
 
@@ -11,8 +11,8 @@ pub(crate) struct Absorbed {
     pub(crate) message: StepMessage,
     /// The same result for the store, the metrics and the router.
     pub(crate) record: StepRecord,
-    /// The end of the chunk, if it has ended.
-    pub(crate) end: Option<ChunkEnd>,
+    /// The reason for which the chunk has ended, if it has.
+    pub(crate) end: Option<ChunkEndReason>,
 }
 
 /// The result of a step for the store, the metrics and the router.

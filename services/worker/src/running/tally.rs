@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, DraftSource, StepCounts, StepMessage};
 use refrain_speculation::router::Pace;
 
@@ -25,7 +24,7 @@ struct FirstTokens {
 }
 
 impl ChunkTally {
-    pub(super) fn new(now: Instant, cached_tokens: u32) -> Self {
+    pub(crate) fn new(now: Instant, cached_tokens: u32) -> Self {
         ChunkTally {
             counts: StepCounts::default(),
             suffix_emitted: 0,
@@ -95,12 +94,12 @@ impl ChunkTally {
         })
     }
 
-    /// The last event of the chunk. A request that is transferred goes on at `next_worker`.
-    pub(super) fn end(&self, reason: ChunkEndReason, next_worker: Option<WorkerId>) -> ChunkEnd {
+    /// The end of the chunk for its reader.
+    pub(crate) fn end(&self, reason: ChunkEndReason) -> ChunkEnd {
         let first = self.first.as_ref();
         let (first_at, first_tokens) = first.map_or((self.began_at, 0), |it| (it.at, it.count));
         ChunkEnd {
-            next_worker,
+            next_worker: None,
             reason,
             cached_tokens: self.cached_tokens,
             prefill_s: (first_at - self.began_at).as_secs_f64(),
@@ -138,7 +137,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut tally = ChunkTally::new(start, 7);
-        let end = tally.end(ChunkEndReason::GaveWay, None);
+        let end = tally.end(ChunkEndReason::GaveWay);
         assert_eq!(
             (end.prefill_s, end.decode_s, end.decode_tokens),
             (0.0, 0.0, 0)
@@ -153,7 +152,7 @@ mod tests {
         let pace = tally.pace(50, at(4)).unwrap();
         assert_eq!((pace.elapsed_s, pace.tokens), (1.0, 5));
         tally.found_more_in_cache(3);
-        let end = tally.end(ChunkEndReason::Stop, None);
+        let end = tally.end(ChunkEndReason::Stop);
         assert_eq!(
             (end.prefill_s, end.decode_s, end.decode_tokens),
             (3.0, 2.0, 4)

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::ordered_drain::OrderedDrain;
-use crate::chunk::{ActiveChunk, Admission, Command};
+use crate::chunk::{ActiveChunk, Admission, Command, Reader, Watch};
 use crate::engine::{WorkerEngine, cannot_forget, engine_words};
 use crate::metrics::{ContextOrigin, RejectionLimit};
 use crate::routing::{DraftSettings, HeadReports};
@@ -303,7 +303,12 @@ impl Worker for WorkerHandle {
             None => parts.begin(namespace_id, request).await?,
         };
         let ticket = parts.shared.orders.enter(!running.text.output().is_empty());
-        let chunk = ActiveChunk::new(running, events, permit, span, ticket, time_left);
+        let chunk = ActiveChunk {
+            running,
+            watch: Watch::new(Reader::new(events), ticket, time_left),
+            permit,
+            span,
+        };
         match &parts.streams {
             Some(_) if parts.commands.is_closed() => return Err(stopped()),
             Some(streams) => streams.start(chunk),

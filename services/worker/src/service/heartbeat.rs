@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::engine_checks::{EngineChecks, EngineNews};
 use super::handle::WorkerHandle;
-use crate::chunk::Command;
+use crate::chunk::{Command, EndOrder};
 use crate::routing::fallback_worker;
 
 /// How long before a heartbeat the engine is asked for what the heartbeat reports.
@@ -93,7 +93,8 @@ impl Heartbeats {
                 parts.reports.set_fallback(reply.fallback);
                 if !reply.give_way.is_empty() {
                     // A driver that has stopped has no chunks to end.
-                    let _ = parts.commands.try_send(Command::GiveWay(reply.give_way));
+                    let order = EndOrder::GiveWay(reply.give_way);
+                    let _ = parts.commands.try_send(Command::EndChunks(order));
                 }
                 Duration::from_millis(reply.next_in_ms).max(INTERVAL_MIN)
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use refrain_protocol::scheduling::WorkerDrain;
 use tokio::sync::{mpsc, watch};
 
-use crate::chunk::Command;
+use crate::chunk::{Command, EndOrder};
 
 /// Whether an operator has ordered a drain.
 pub(crate) struct OrderedDrain(watch::Sender<bool>);
@@ -58,6 +58,7 @@ async fn evacuate(
     let taken_back = orders.wait_for(|ordered| !ordered);
     if tokio::time::timeout(grace, taken_back).await.is_err() {
         // A driver that has stopped has no chunks.
-        let _ = commands.send(Command::Evacuate).await;
+        let evacuate = Command::EndChunks(EndOrder::Evacuate);
+        let _ = commands.send(evacuate).await;
     }
 }

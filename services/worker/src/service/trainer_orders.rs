@@ -11,6 +11,7 @@ use refrain_protocol::engine_order::{EngineAnswer, EngineOrder, EngineOrderReply
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::handle::WorkerParts;
+use crate::chunk::EndOrder;
 use crate::engine::{RestoredWeights, StreamingEngine, WorkerEngine};
 use crate::metrics::OrderKind;
 use crate::orders::Pause;
@@ -101,7 +102,7 @@ impl WorkerParts {
         let orders = &self.shared.orders;
         let (pause, is_first) = orders.begin_pause(mode);
         if let Some(streams) = &self.streams {
-            streams.abort_running();
+            streams.end_ordered(&EndOrder::Abort);
         }
         orders.followed().await;
         let stands = match mode {

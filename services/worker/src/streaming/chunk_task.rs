@@ -1,43 +1,47 @@
 //! One chunk's task: it opens a stream, relays the tokens, and reports how the chunk ended.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_util::future::poll_fn;
 use futures_util::{FutureExt, StreamExt};
-use refrain_protocol::chunk::ChunkEndReason;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::mpsc;
 
 use super::context::StreamContext;
-use super::ending::{ChunkControl, ChunkEnding};
 use super::form_phase::{FormPhase, PhaseTokens, truncate};
 use super::interrupts::Interrupts;
 use super::step_gaps::StreamClock;
 use super::timeout::TokenTimeout;
-use crate::chunk::{ActiveChunk, HeldNotices, OutputSink};
+use crate::chunk::{ActiveChunk, ChunkEnding};
 use crate::engine::{Generated, GeneratedEnd, GeneratedStream};
-use crate::metrics::ChunkOutcome;
 use crate::orders::Fate;
+use crate::shared::Shared;
 
 /// How long an ended chunk waits for the engine's last event, which frees the connection for the next call.
 const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A chunk whose task runs. The task may be dropped at any time, together with the listener thread of its reader;
-/// then the chunk counts as cancelled.
+/// then the chunk ends as if its reader had left.
 struct RunningTask {
     /// `None` once it has ended.
     chunk: Option<ActiveChunk>,
-    sink: OutputSink,
+    shared: Arc<Shared>,
+}
+
+impl RunningTask {
+    fn end(&mut self, ending: ChunkEnding) {
+        if let Some(chunk) = self.chunk.take() {
+            self.shared.end(chunk, ending);
+        }
+    }
 }
 
 impl Drop for RunningTask {
     fn drop(&mut self) {
-        if let Some(chunk) = &self.chunk {
-            let outcome = self.sink.cancel(&chunk.running);
-            self.sink.count_chunk(&chunk.running, outcome);
-        }
+        self.end(ChunkEnding::ReaderLeft);
     }
 }
 
@@ -65,87 +69,48 @@ impl StreamContext {
     pub(super) async fn run_chunk(
         self: Arc<Self>,
         chunk: ActiveChunk,
-        controls: mpsc::Receiver<ChunkControl>,
+        controls: mpsc::Receiver<ChunkEnding>,
     ) {
-        let mut interrupts = Interrupts::new(controls, &chunk.events);
+        let mut interrupts = Interrupts::new(controls, chunk.watch.reader.events());
         let mut task = RunningTask {
             chunk: Some(chunk),
-            sink: self.shared.sink.clone(),
+            shared: self.shared.clone(),
         };
         if let Some(chunk) = &mut task.chunk {
             self.shared.sink.adopt(&chunk.running);
-            let ending = self.decode_chunk(chunk, &mut interrupts).await;
-            let outcome = self.end_chunk(chunk, ending);
-            if let Some(chunk) = task.chunk.take() {
-                self.shared.close(chunk, outcome);
-            }
+            let Err(ending) = self.decode_chunk(chunk, &mut interrupts).await;
+            task.end(ending);
         }
         interrupts.close(&self.shared);
     }
 
-    /// Records how the chunk ended.
-    fn end_chunk(&self, chunk: &mut ActiveChunk, ending: ChunkEnding) -> ChunkOutcome {
-        match ending {
-            ChunkEnding::Ended(end) => self.shared.sink.end(chunk, end),
-            ChunkEnding::Failed(error) => self.shared.sink.fail(chunk, error),
-            ChunkEnding::Overdue(error) => self.shared.sink.time_out(chunk, error),
-            ChunkEnding::ReaderLeft => self.shared.sink.cancel(&chunk.running),
-            ChunkEnding::ReaderStalled => {
-                self.shared.sink.count_stalled_reader();
-                let end = chunk.running.end(ChunkEndReason::GaveWay);
-                self.shared.sink.end(chunk, end)
-            }
-            ChunkEnding::Controlled(ChunkControl::End(reason)) => {
-                let end = chunk.running.end(reason);
-                self.shared.sink.end(chunk, end)
-            }
-            ChunkEnding::Controlled(ChunkControl::Cut(cut, done)) => {
-                let outcome = self.shared.sink.cut(chunk, &cut);
-                let _ = done.send(());
-                outcome
-            }
-            ChunkEnding::Controlled(ChunkControl::TakenOver) => self.shared.sink.take_over(chunk),
-        }
-    }
-
     /// Reads streams until the chunk ends: one, or two with reasoning before a form. A stream that the engine gave up
     /// for an order is opened again.
+    ///
+    /// # Errors
+    /// The chunk ends in this way.
     async fn decode_chunk(
         &self,
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
-    ) -> ChunkEnding {
-        let mut held = HeldNotices::default();
-        if let Err(ending) = self.pass_gate(chunk, interrupts, &mut held).await {
-            return ending;
-        }
+    ) -> Result<Infallible, ChunkEnding> {
+        self.pass_gate(&mut chunk.watch, interrupts).await?;
         let first_token_ms_max = self.config().first_token_ms_max;
-        let mut timeout =
-            TokenTimeout::new(first_token_ms_max, chunk.deadline(), held, self.moment());
+        let deadline = chunk.watch.deadline();
+        let mut timeout = TokenTimeout::new(first_token_ms_max, deadline, self.moment());
         let (mut is_first, mut reasons) = (true, true);
         loop {
             let running = &chunk.running;
             let form = running.request.sampling.form.as_deref();
             let phase = FormPhase::after(form, running.text.output(), reasons);
-            let stream = match self.open(chunk, interrupts, &mut timeout, phase).await {
-                Ok(stream) => stream,
-                Err(ending) => return ending,
-            };
             let reader = StreamReader {
-                stream,
+                stream: self.open(chunk, interrupts, &mut timeout, phase).await?,
                 is_first: &mut is_first,
                 phase,
             };
-            let read = self.read_stream(chunk, interrupts, reader, &mut timeout);
-            let next = match read.await {
-                Ok(next) => next,
-                Err(ending) => return ending,
-            };
-            reasons &= !matches!(next, NextCall::WithoutReasoning);
-            let passed = self.pass_gate(chunk, interrupts, &mut timeout.held);
-            if let Err(ending) = passed.await {
-                return ending;
-            }
+            let next = self.read_stream(chunk, interrupts, reader, &mut timeout);
+            reasons &= !matches!(next.await?, NextCall::WithoutReasoning);
+            self.pass_gate(&mut chunk.watch, interrupts).await?;
             // The next stream waits in the engine's queue and reads its text like the first one.
             timeout.restart(first_token_ms_max, self.moment());
         }
@@ -182,7 +147,7 @@ impl StreamContext {
                         return Poll::Ready(Err(ending));
                     }
                     ready!(timeout.due.poll_due(context));
-                    if let Err(ending) = self.check_time(chunk, timeout) {
+                    if let Err(ending) = self.check_time(&mut chunk.watch, timeout) {
                         return Poll::Ready(Err(ending));
                     }
                 }
@@ -222,16 +187,16 @@ impl StreamContext {
                         self.engine_works();
                     }
                     self.count_step(&mut clock, now);
-                    timeout.held.note(false, &chunk.events, now);
+                    chunk.watch.reader.note_held(false, now);
                     let version =
                         told_version.unwrap_or_else(|| self.shared.orders.weight_version());
                     let absorbed = chunk
                         .running
                         .absorb_generated(tokens, logprobs, version, now);
                     let absorbed = absorbed.map_err(failed)?;
-                    if let Some(end) = self.relay(chunk, interrupts, absorbed).await? {
+                    if let Some(reason) = self.relay(chunk, interrupts, absorbed).await? {
                         read_last_event(stream);
-                        return Err(ChunkEnding::Ended(end));
+                        return Err(ChunkEnding::Ended(reason));
                     }
                     if let PhaseTokens::EndAfter(_) = verdict {
                         read_last_event(stream);
@@ -242,11 +207,11 @@ impl StreamContext {
                 }
                 Generated::End(end) => {
                     read_last_event(stream);
-                    let is_held = chunk.fate(&self.shared.orders.gate()) == Fate::Held;
+                    let is_held = chunk.watch.fate(&self.shared.orders.gate()) == Fate::Held;
                     if matches!(end, GeneratedEnd::Aborted) && is_held {
                         return Ok(NextCall::Again);
                     }
-                    return Err(self.engine_ended(chunk, end, timeout.has_output));
+                    return Err(self.engine_ended(&chunk.running, end, timeout.has_output));
                 }
             }
         }

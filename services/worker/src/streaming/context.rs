@@ -10,14 +10,14 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
 
-use super::ending::ChunkEnding;
 use super::form_phase::{FormPhase, in_phase};
 use super::running_chunks::RunningChunks;
 use super::step_gaps::StepGaps;
-use crate::chunk::ActiveChunk;
+use crate::chunk::ChunkEnding;
 use crate::config::EngineConfig;
 use crate::engine::{AttachedDocument, CircuitBreaker, GenerateRequest, StreamingEngine};
 use crate::metrics::RejectionLimit;
+use crate::running::ActiveRequest;
 use crate::shared::Shared;
 
 /// Everything that the chunks of a streaming engine share.
@@ -58,10 +58,9 @@ impl StreamContext {
     /// The engine call that continues the chunk.
     pub(super) fn request(
         &self,
-        chunk: &ActiveChunk,
+        running: &ActiveRequest,
         phase: FormPhase,
     ) -> Result<GenerateRequest, ApiError> {
-        let running = &chunk.running;
         let request = &running.request;
         let config = self.config();
         let left = running.may_emit();

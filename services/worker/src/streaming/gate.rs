@@ -2,13 +2,10 @@
 
 use std::time::Instant;
 
-use refrain_protocol::chunk::ChunkEndReason;
-
 use super::context::StreamContext;
-use super::ending::{ChunkControl, ChunkEnding};
 use super::interrupts::Interrupts;
 use super::timeout::{HELD_CHECK, Moment, TokenTimeout};
-use crate::chunk::{ActiveChunk, HeldNotices};
+use crate::chunk::{ChunkEnding, Watch};
 use crate::orders::Fate;
 
 impl StreamContext {
@@ -23,50 +20,37 @@ impl StreamContext {
     /// The chunk ends.
     pub(super) async fn pass_gate(
         &self,
-        chunk: &mut ActiveChunk,
+        watch: &mut Watch,
         interrupts: &mut Interrupts,
-        held: &mut HeldNotices,
     ) -> Result<(), ChunkEnding> {
         let orders = &self.shared.orders;
         loop {
             let gate = orders.gate();
-            let moment = Moment::at(&gate, Instant::now());
-            let fate = chunk.fate(&gate);
-            held.note(fate == Fate::Held, &chunk.events, moment.now);
-            match fate {
-                Fate::Runs => {
-                    chunk.begin_time(moment.working_time);
-                    return Ok(());
-                }
-                Fate::Aborted => {
-                    let abort = ChunkControl::End(ChunkEndReason::Aborted);
-                    return Err(ChunkEnding::Controlled(abort));
-                }
-                Fate::Held => tokio::select! {
-                    biased;
-                    ending = interrupts.wait() => return Err(ending),
-                    () = orders.changed_since(gate.changes()) => {}
-                    () = tokio::time::sleep(HELD_CHECK) => {}
-                },
+            let is_held = watch.look(&gate, Instant::now(), self.shared.reader_stall_max())?;
+            if !is_held {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                ending = interrupts.wait() => return Err(ending),
+                () = orders.changed_since(gate.changes()) => {}
+                () = tokio::time::sleep(HELD_CHECK) => {}
             }
         }
     }
 
-    /// Waits until the chunk is not held any longer.
-    pub(super) async fn is_let_go(&self, chunk: &ActiveChunk) {
+    /// Waits until a chunk that began in the pause of this number is not held any longer. Returns whether it was.
+    pub(super) async fn was_held(&self, begun_in: u64) -> bool {
         let orders = &self.shared.orders;
+        let mut was_held = false;
         loop {
             let gate = orders.gate();
-            if chunk.fate(&gate) != Fate::Held {
-                return;
+            if gate.fate(begun_in) != Fate::Held {
+                return was_held;
             }
+            was_held = true;
             orders.changed_since(gate.changes()).await;
         }
-    }
-
-    /// Ends the chunks that the order of a trainer aborts.
-    pub(crate) fn abort_running(&self) {
-        self.chunks.abort(&self.shared.orders.gate());
     }
 
     /// Looks whether the time of a chunk is really up, or was only held up.
@@ -75,20 +59,15 @@ impl StreamContext {
     /// It is up, and the chunk ends.
     pub(super) fn check_time(
         &self,
-        chunk: &ActiveChunk,
+        watch: &mut Watch,
         timeout: &mut TokenTimeout,
     ) -> Result<(), ChunkEnding> {
         let gate = self.shared.orders.gate();
         let moment = Moment::at(&gate, Instant::now());
-        let is_held = chunk.fate(&gate) == Fate::Held;
-        timeout.held.note(is_held, &chunk.events, moment.now);
-        if is_held {
+        if watch.look(&gate, moment.now, self.shared.reader_stall_max())? {
             timeout.look_again(moment);
         } else if timeout.is_over(moment) {
-            return Err(match chunk.overdue(moment.working_time) {
-                Some(error) => ChunkEnding::Overdue(error),
-                None => self.engine_failed(timeout.error()),
-            });
+            return Err(self.engine_failed(timeout.error()));
         }
         Ok(())
     }

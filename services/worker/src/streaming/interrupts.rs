@@ -6,17 +6,17 @@ use std::task::{Context, Poll};
 use futures_util::future::poll_fn;
 use tokio::sync::mpsc;
 
-use super::ending::{ChunkControl, ChunkEnding, Events};
+use crate::chunk::{ChunkEnding, Events};
 use crate::shared::Shared;
 
 /// Kept for as long as the chunk runs: creating its futures anew for each token would cost more than polling them.
 pub(super) struct Interrupts {
-    controls: mpsc::Receiver<ChunkControl>,
+    controls: mpsc::Receiver<ChunkEnding>,
     reader_left: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Interrupts {
-    pub(super) fn new(controls: mpsc::Receiver<ChunkControl>, events: &Events) -> Self {
+    pub(super) fn new(controls: mpsc::Receiver<ChunkEnding>, events: &Events) -> Self {
         let events = events.clone();
         Interrupts {
             controls,
@@ -27,7 +27,7 @@ impl Interrupts {
     /// Ready with the first interrupt, which ends the chunk in this way.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ChunkEnding> {
         match self.controls.poll_recv(context) {
-            Poll::Ready(Some(control)) => Poll::Ready(ChunkEnding::Controlled(control)),
+            Poll::Ready(Some(ending)) => Poll::Ready(ending),
             Poll::Ready(None) | Poll::Pending => self
                 .reader_left
                 .as_mut()
@@ -39,7 +39,7 @@ impl Interrupts {
     /// The ending by a control message that has arrived already. A chunk whose stream is always ready never waits, so
     /// it would not poll for interrupts.
     pub(super) fn pending_control(&mut self) -> Option<ChunkEnding> {
-        self.controls.try_recv().ok().map(ChunkEnding::Controlled)
+        self.controls.try_recv().ok()
     }
 
     /// Waits for an interrupt.
@@ -51,7 +51,7 @@ impl Interrupts {
     pub(super) fn close(mut self, shared: &Shared) {
         self.controls.close();
         while let Ok(control) = self.controls.try_recv() {
-            if let ChunkControl::Cut(cut, done) = control {
+            if let ChunkEnding::Cut(cut, done) = control {
                 shared.cut_ended(cut);
                 let _ = done.send(());
             }

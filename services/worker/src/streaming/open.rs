@@ -8,13 +8,12 @@ use refrain_protocol::chunk::ChunkEvent;
 use refrain_service_kit::backoff::Backoff;
 
 use super::context::{StreamContext, is_out_of_descriptors};
-use super::ending::ChunkEnding;
 use super::form_phase::FormPhase;
 use super::interrupts::Interrupts;
 use super::timeout::TokenTimeout;
-use crate::chunk::ActiveChunk;
+use crate::chunk::{ActiveChunk, ChunkEnding, Events, reserve};
 use crate::engine::GeneratedStream;
-use crate::orders::Fate;
+use crate::running::ActiveRequest;
 
 /// Longest pause between two attempts.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -26,12 +25,15 @@ impl StreamContext {
     /// The chunk ends: it was interrupted, it timed out, or the engine failed.
     pub(super) async fn open(
         &self,
-        chunk: &ActiveChunk,
+        chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
         timeout: &mut TokenTimeout,
         phase: FormPhase,
     ) -> Result<GeneratedStream, ChunkEnding> {
-        let mut opening = pin!(self.open_with_retries(chunk, phase));
+        let ActiveChunk { running, watch, .. } = chunk;
+        let events = watch.reader.events().clone();
+        let begun_in = watch.begun_in();
+        let mut opening = pin!(self.open_with_retries(running, phase, begun_in, &events));
         loop {
             let opened = tokio::select! {
                 biased;
@@ -40,7 +42,7 @@ impl StreamContext {
             };
             match opened {
                 Some(opened) => return opened,
-                None => self.check_time(chunk, timeout)?,
+                None => self.check_time(watch, timeout)?,
             }
         }
     }
@@ -49,31 +51,32 @@ impl StreamContext {
     /// the request's budget. After it, only this worker's own limit counts, anew after each token.
     async fn open_with_retries(
         &self,
-        chunk: &ActiveChunk,
+        running: &ActiveRequest,
         phase: FormPhase,
+        begun_in: u64,
+        events: &Events,
     ) -> Result<GeneratedStream, ChunkEnding> {
         let failed = |error| self.engine_failed(error);
         let first = Duration::from_millis(self.config().retry_backoff_ms);
         let mut backoff = Backoff::new(first, RETRY_PAUSE_MAX);
         let mut attempts = 1;
-        let has_output = !chunk.running.text.output().is_empty();
+        let has_output = !running.text.output().is_empty();
         let attempts_max = match has_output {
             true => self.config().attempts_max,
             false => {
-                let left = chunk.running.request.budget.attempts;
+                let left = running.request.budget.attempts;
                 left.min(self.config().attempts_max)
             }
         };
         self.admit_call().map_err(failed)?;
         loop {
-            let request = self.request(chunk, phase).map_err(failed)?;
+            let request = self.request(running, phase).map_err(failed)?;
             let error = match self.engine.generate(request).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
-            if chunk.fate(&self.shared.orders.gate()) == Fate::Held {
+            if self.was_held(begun_in).await {
                 // The order came during the call, and may well be the reason.
-                self.is_let_go(chunk).await;
                 continue;
             }
             if error.kind == ErrorKind::Overloaded {
@@ -92,7 +95,7 @@ impl StreamContext {
             attempts += 1;
             self.shared.metrics.families.engine_retries.inc();
             if !has_output {
-                let permit = self.reserve(&chunk.events).await?;
+                let permit = reserve(events, self.shared.reader_stall_max()).await?;
                 permit.send(Ok(ChunkEvent::Retry));
             }
             let pause = backoff.pause();

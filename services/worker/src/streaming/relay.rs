@@ -1,25 +1,21 @@
 //! Relaying an engine's tokens to the reader, and the meaning of the engine's end.
 
-use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkEvent};
+use refrain_protocol::chunk::{ChunkEndReason, ChunkEvent};
+use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::mpsc::Permit;
-use tokio::sync::mpsc::error::TrySendError;
 
 use super::context::StreamContext;
-use super::ending::{ChunkEnding, Events};
 use super::interrupts::Interrupts;
-use crate::chunk::ActiveChunk;
+use crate::chunk::{ActiveChunk, ChunkEnding};
 use crate::engine::GeneratedEnd;
-use crate::running::Absorbed;
-
-/// Room for one event in a reader's queue.
-pub(super) type EventPermit<'a> = Permit<'a, Result<ChunkEvent, ApiError>>;
+use crate::running::{Absorbed, ActiveRequest};
 
 /// Maximum number of tokens that an engine generates and does not send: those of a character without its last byte.
 const UNSENT_TOKENS_MAX: u32 = 3;
 
 impl StreamContext {
-    /// Records a step's tokens, and sends them to the reader. Returns the end of the chunk, if this is it.
+    /// Records a step's tokens, and sends them to the reader. Returns the reason for which they end the chunk, if they
+    /// do.
     ///
     /// # Errors
     /// The chunk ends for another reason: its reader left or stalled, or it was interrupted.
@@ -28,7 +24,7 @@ impl StreamContext {
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
         absorbed: Absorbed,
-    ) -> Result<Option<ChunkEnd>, ChunkEnding> {
+    ) -> Result<Option<ChunkEndReason>, ChunkEnding> {
         let Absorbed {
             message,
             record,
@@ -38,61 +34,31 @@ impl StreamContext {
         running.remember(running.document.piece_of(&record));
         self.shared.sink.record_step(running, record);
         let event = ChunkEvent::Step(message);
-        let permit = tokio::select! {
-            biased;
-            permit = self.reserve(&chunk.events) => permit,
-            ending = interrupts.wait() => Err(ending),
-        };
-        match permit {
-            Ok(permit) => permit.send(Ok(event)),
-            Err(ending) => {
-                // A reader that receives the end of the chunk receives this event before it.
-                chunk.unsent = Some(event);
-                return Err(ending);
-            }
-        }
-        if end.is_none()
-            && let Some(ending) = interrupts.pending_control()
-        {
-            return Err(ending);
-        }
-        Ok(end)
-    }
-
-    /// Waits for room for an event, up to the limit on stalled readers.
-    pub(super) async fn reserve<'a>(
-        &self,
-        events: &'a Events,
-    ) -> Result<EventPermit<'a>, ChunkEnding> {
-        match events.try_reserve() {
-            Ok(permit) => return Ok(permit),
-            Err(TrySendError::Closed(())) => return Err(ChunkEnding::ReaderLeft),
-            Err(TrySendError::Full(())) => {}
-        }
-        match tokio::time::timeout(self.shared.reader_stall_max(), events.reserve()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(ChunkEnding::ReaderLeft),
-            Err(_) => Err(ChunkEnding::ReaderStalled),
+        let stall_max = self.shared.reader_stall_max();
+        let reader = &mut chunk.watch.reader;
+        reader.deliver(event, stall_max, interrupts.wait()).await?;
+        match interrupts.pending_control() {
+            Some(ending) if end.is_none() => Err(ending),
+            _ => Ok(end),
         }
     }
 
     /// The ending of a chunk whose engine ended by itself.
     pub(super) fn engine_ended(
         &self,
-        chunk: &ActiveChunk,
+        running: &ActiveRequest,
         end: GeneratedEnd,
         has_output: bool,
     ) -> ChunkEnding {
-        let running = &chunk.running;
-        let reason = match end {
+        let (reason, finish) = match end {
             GeneratedEnd::Aborted if self.shared.orders.gate().is_ordered() => {
-                return ChunkEnding::Ended(running.end(ChunkEndReason::Aborted));
+                return ChunkEnding::Ended(ChunkEndReason::Aborted);
             }
             GeneratedEnd::Aborted => {
                 let message = "the engine aborted the request";
                 return self.engine_failed(ApiError::new(ErrorKind::Upstream, message));
             }
-            GeneratedEnd::Stop => ChunkEndReason::Stop,
+            GeneratedEnd::Stop => (ChunkEndReason::Stop, FinishReason::Stop),
             GeneratedEnd::Length if !has_output => {
                 let message = "the engine reached its length limit without a token";
                 return self.engine_failed(ApiError::new(ErrorKind::Upstream, message));
@@ -104,12 +70,12 @@ impl StreamContext {
                         && running.tally.emitted() + UNSENT_TOKENS_MAX >= tokens
                 }) =>
             {
-                ChunkEndReason::ChunkLimit
+                return ChunkEnding::Ended(ChunkEndReason::ChunkLimit);
             }
             // The engine's own limit.
-            GeneratedEnd::Length => ChunkEndReason::Length,
+            GeneratedEnd::Length => (ChunkEndReason::Length, FinishReason::Length),
         };
-        self.shared.sink.record_end(running, reason);
-        ChunkEnding::Ended(running.end(reason))
+        self.shared.sink.record_finish(running, finish);
+        ChunkEnding::Ended(reason)
     }
 }

@@ -3,21 +3,20 @@
 use std::collections::HashMap;
 
 use parking_lot::{Mutex, MutexGuard};
-use refrain_protocol::chunk::{ChunkCut, ChunkEndReason};
-use refrain_protocol::{DocumentId, LeaseId};
+use refrain_protocol::LeaseId;
+use refrain_protocol::chunk::ChunkCut;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
-use super::ending::ChunkControl;
-use crate::orders::{Fate, Gate};
+use crate::chunk::{ChunkEnding, ChunkKey, EndOrder};
+use crate::orders::Gate;
 
 /// The handle of a chunk's task.
 pub(super) struct ChunkHandle {
-    pub(super) document: DocumentId,
-    pub(super) control: mpsc::Sender<ChunkControl>,
-    /// The number of the pause in which its request began; 0: in none.
-    pub(super) begun_in: u64,
+    pub(super) key: ChunkKey,
+    /// Takes the endings that come from outside. Each of them ends the chunk.
+    pub(super) control: mpsc::Sender<ChunkEnding>,
 }
 
 /// The tasks of chunks. They are started by the thread of the reader, so that a request wakes no other thread.
@@ -32,23 +31,17 @@ impl RunningChunks {
         self.handles.lock()
     }
 
-    /// Ends the chunks that the order of a trainer aborts.
-    pub(super) fn abort(&self, gate: &Gate) {
-        for chunk in self.handles().values() {
-            if gate.fate(chunk.begun_in) == Fate::Aborted {
-                let end = ChunkControl::End(ChunkEndReason::Aborted);
-                let _ = chunk.control.try_send(end);
-            }
-        }
+    /// Adds a chunk. An older one of the same request ends.
+    pub(super) fn begin(&self, chunk: ChunkHandle, gate: &Gate) {
+        let mut handles = self.handles();
+        let order = EndOrder::TakeOver(chunk.key.document);
+        end_in(&handles, &order, gate);
+        handles.insert(chunk.key.lease, chunk);
     }
 
-    /// Ends the chunks with these leases; `None`: all of them.
-    pub(super) fn end(&self, leases: Option<&[LeaseId]>, reason: ChunkEndReason) {
-        for (lease, chunk) in self.handles().iter() {
-            if leases.is_none_or(|leases| leases.contains(lease)) {
-                let _ = chunk.control.try_send(ChunkControl::End(reason));
-            }
-        }
+    /// Ends the chunks that an order is about.
+    pub(super) fn end(&self, order: &EndOrder, gate: &Gate) {
+        end_in(&self.handles(), order, gate);
     }
 
     /// Passes a cut on to its chunk, which reports by `done` that it is carried out. The output of a chunk that has
@@ -62,7 +55,7 @@ impl RunningChunks {
         cut_ended: impl FnOnce(ChunkCut) + Send + 'static,
     ) {
         let ended = move |unsent| {
-            if let ChunkControl::Cut(cut, done) = unsent {
+            if let ChunkEnding::Cut(cut, done) = unsent {
                 cut_ended(cut);
                 let _ = done.send(());
             }
@@ -70,7 +63,7 @@ impl RunningChunks {
         let handles = self.handles();
         let control = handles.get(&cut.lease).map(|chunk| chunk.control.clone());
         drop(handles);
-        let command = ChunkControl::Cut(cut, done);
+        let command = ChunkEnding::Cut(cut, done);
         let Some(control) = control else {
             return ended(command);
         };
@@ -88,23 +81,36 @@ impl RunningChunks {
     }
 }
 
+fn end_in(handles: &HashMap<LeaseId, ChunkHandle>, order: &EndOrder, gate: &Gate) {
+    for chunk in handles
+        .values()
+        .filter(|chunk| order.ends(&chunk.key, gate))
+    {
+        // A chunk whose queue is full ends already.
+        let _ = chunk.control.try_send(order.ending());
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::DocumentId;
+
     use super::*;
 
     const LEASE: LeaseId = LeaseId(1);
 
     /// A chunk whose control queue is full, and the other end of the queue.
-    fn crowded() -> (RunningChunks, mpsc::Receiver<ChunkControl>) {
+    fn crowded() -> (RunningChunks, mpsc::Receiver<ChunkEnding>) {
         let chunks = RunningChunks::default();
         let (control, controls) = mpsc::channel(1);
-        let handle = ChunkHandle {
+        let key = ChunkKey {
+            lease: LEASE,
             document: DocumentId(1),
-            control,
             begun_in: 0,
         };
-        chunks.handles().insert(LEASE, handle);
-        chunks.end(None, ChunkEndReason::GaveWay);
+        let gate = Gate::default();
+        chunks.begin(ChunkHandle { key, control }, &gate);
+        chunks.end(&EndOrder::Evacuate, &gate);
         (chunks, controls)
     }
 
@@ -127,8 +133,8 @@ mod tests {
         let (chunks, mut controls) = crowded();
         let (mut is_done, ended) = cut_in(&chunks);
         assert!(is_done.try_recv().is_err() && ended.try_recv().is_err());
-        assert!(matches!(controls.recv().await, Some(ChunkControl::End(_))));
-        let Some(ChunkControl::Cut(cut, done)) = controls.recv().await else {
+        assert!(matches!(controls.recv().await, Some(ChunkEnding::Ended(_))));
+        let Some(ChunkEnding::Cut(cut, done)) = controls.recv().await else {
             panic!("the cut is lost");
         };
         assert_eq!(cut.output_len, 3);

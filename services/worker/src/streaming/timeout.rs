@@ -6,7 +6,6 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
 
-use crate::chunk::HeldNotices;
 use crate::orders::Gate;
 
 /// How often a held request looks whether it may go on, or whether its reader is to be told that it waits.
@@ -52,23 +51,16 @@ pub(super) struct TokenTimeout {
     request_deadline: Option<Instant>,
     /// The engine has sent a token of this chunk.
     pub(super) has_output: bool,
-    pub(super) held: HeldNotices,
 }
 
 impl TokenTimeout {
     /// Begins a timeout of `ms`, which ends no later than the request's own deadline.
-    pub(super) fn new(
-        ms: u64,
-        request_deadline: Option<Instant>,
-        held: HeldNotices,
-        moment: Moment,
-    ) -> Self {
+    pub(super) fn new(ms: u64, request_deadline: Option<Instant>, moment: Moment) -> Self {
         TokenTimeout {
             due: Deadline::at(moment.due(ms, request_deadline)),
             end: moment.end(ms, request_deadline),
             request_deadline,
             has_output: false,
-            held,
         }
     }
 
