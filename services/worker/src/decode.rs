@@ -190,12 +190,12 @@ impl DecodeLoop {
     /// Shortens an output to the part that its reader kept, whether its chunk still runs or has just ended.
     fn cut(&mut self, cut: ChunkCut, done: oneshot::Sender<()>, batch: &mut Vec<Member>) {
         let is_meant = |member: &Member| member.chunk.key().lease == cut.lease;
-        if let Some(place) = batch.iter().position(is_meant) {
-            return self.end(place, batch, ChunkEnding::Cut(cut, done));
+        let place = batch.iter().position(is_meant);
+        let ending = ChunkEnding::Cut(cut, done);
+        match place {
+            Some(place) => self.end(place, batch, ending),
+            None => self.shared.end_late(ending),
         }
-        self.shared.cut_ended(cut);
-        // An error means that the caller no longer waits.
-        let _ = done.send(());
     }
 
     fn start(&mut self, chunk: ActiveChunk, batch: &mut Vec<Member>) {

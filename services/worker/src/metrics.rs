@@ -18,9 +18,7 @@ use self::families::WorkerFamilies;
 use self::gain::GainGauges;
 use crate::engine::{IntroductionCounts, StreamingLoad};
 
-pub(crate) use self::labels::{
-    ChunkOutcome, ContextOrigin, OrderKind, ParkingOutcome, RejectionLimit,
-};
+pub(crate) use self::labels::{ContextOrigin, OrderKind, ParkingOutcome, RejectionLimit};
 
 /// The worker's metrics.
 pub(crate) struct WorkerMetrics {
@@ -128,9 +126,9 @@ impl WorkerMetrics {
     }
 
     /// Counts a chunk that has ended.
-    pub(crate) fn chunk_ended(&self, outcome: ChunkOutcome) {
+    pub(crate) fn chunk_ended(&self, outcome: &str) {
         let chunks = &self.families.chunks;
-        chunks.with_label_values(&[outcome.as_str()]).inc();
+        chunks.with_label_values(&[outcome]).inc();
     }
 
     /// Counts the duration of a step, and the share that the engine's own drafter took of it, seconds.

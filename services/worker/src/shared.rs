@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use refrain_protocol::chunk::ChunkCut;
 use tokio::sync::mpsc;
 
 use crate::chunk::{ActiveChunk, ChunkEnding, Command, OutputSink};
 use crate::config::WorkerConfig;
-use crate::metrics::{ChunkOutcome, WorkerMetrics};
+use crate::metrics::WorkerMetrics;
 use crate::orders::Orders;
 use crate::parking::Parking;
 
@@ -30,10 +29,15 @@ impl Shared {
         self.engine_ready.store(is_ready, Ordering::Relaxed);
     }
 
-    /// Shortens the output of a chunk that has just ended. Its request does not go on.
-    pub(crate) fn cut_ended(&self, cut: ChunkCut) {
-        self.parking.forget_lease(cut.lease);
-        self.sink.cut_ended(cut);
+    /// Carries out what is left of an ending that came after the chunk had ended: a cut shortens the output, whose
+    /// request does not go on.
+    pub(crate) fn end_late(&self, ending: ChunkEnding) {
+        if let ChunkEnding::Cut(cut, done) = ending {
+            self.parking.forget_lease(cut.lease);
+            self.sink.cut_ended(cut);
+            // An error means that the caller no longer waits.
+            let _ = done.send(());
+        }
     }
 
     /// Ends a chunk: records how it ended, parks its request if that goes on here, frees its slot, and sends its last
@@ -47,15 +51,12 @@ impl Shared {
             ..
         } = chunk;
         let last = ending.last_event(&running.tally);
-        let outcome = ending.outcome();
-        let left = match outcome {
-            ChunkOutcome::ChunkLimit | ChunkOutcome::GaveWay => {
-                self.parking.park(running, permit.lease()).err()
-            }
-            _ => Some(running),
+        let left = match ending.parks() {
+            true => self.parking.park(running, permit.lease()).err(),
+            false => Some(running),
         };
         if let Some(running) = left {
-            if outcome.goes_on() {
+            if ending.goes_on() {
                 self.sink.release(&running);
             }
             // The KV of an engine that failed may be wrong.
@@ -79,8 +80,7 @@ impl Shared {
     ) {
         let serve = |command| {
             if let Command::Cut(cut, done) = command {
-                self.cut_ended(cut);
-                let _ = done.send(());
+                self.end_late(ChunkEnding::Cut(cut, done));
             }
         };
         let mut last = std::pin::pin!(last);

@@ -96,6 +96,7 @@ impl StreamContext {
 
     fn cut(&self, cut: ChunkCut, done: oneshot::Sender<()>) {
         let shared = self.shared.clone();
-        self.chunks.cut(cut, done, move |cut| shared.cut_ended(cut));
+        let end_late = move |ending| shared.end_late(ending);
+        self.chunks.cut(cut, done, end_late);
     }
 }

@@ -6,7 +6,6 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use tokio::sync::oneshot;
 
-use crate::metrics::ChunkOutcome;
 use crate::running::ChunkTally;
 
 /// The way in which a chunk ends.
@@ -46,26 +45,44 @@ impl ChunkEnding {
         }
     }
 
-    /// The outcome of the chunk.
-    pub(crate) fn outcome(&self) -> ChunkOutcome {
+    /// The outcome of the chunk in metrics.
+    pub(super) fn outcome(&self) -> &'static str {
         match self {
             ChunkEnding::Ended(reason) => match reason {
-                ChunkEndReason::Stop => ChunkOutcome::Stop,
-                ChunkEndReason::Length => ChunkOutcome::Length,
-                ChunkEndReason::ChunkLimit => ChunkOutcome::ChunkLimit,
-                ChunkEndReason::GaveWay => ChunkOutcome::GaveWay,
-                ChunkEndReason::Draining => ChunkOutcome::Evacuated,
-                ChunkEndReason::Transfer => ChunkOutcome::Transferred,
-                ChunkEndReason::Aborted => ChunkOutcome::Aborted,
+                ChunkEndReason::Stop => "stop",
+                ChunkEndReason::Length => "length",
+                ChunkEndReason::ChunkLimit => "chunk_limit",
+                ChunkEndReason::GaveWay => "gave_way",
+                ChunkEndReason::Draining => "evacuated",
+                ChunkEndReason::Transfer => "transferred",
+                ChunkEndReason::Aborted => "aborted",
             },
-            ChunkEnding::Transferred(_) => ChunkOutcome::Transferred,
-            ChunkEnding::Failed(_) => ChunkOutcome::Failed,
-            ChunkEnding::Overdue => ChunkOutcome::Overdue,
-            ChunkEnding::ReaderLeft => ChunkOutcome::Cancelled,
-            ChunkEnding::ReaderStalled => ChunkOutcome::GaveWay,
-            ChunkEnding::Cut(..) => ChunkOutcome::Cut,
-            ChunkEnding::TakenOver => ChunkOutcome::TakenOver,
+            ChunkEnding::Transferred(_) => "transferred",
+            ChunkEnding::Failed(_) => "failed",
+            ChunkEnding::Overdue => "overdue",
+            ChunkEnding::ReaderLeft => "cancelled",
+            ChunkEnding::ReaderStalled => "gave_way",
+            ChunkEnding::Cut(..) => "cut",
+            ChunkEnding::TakenOver => "taken_over",
         }
+    }
+
+    /// Whether the request goes on under another lease.
+    pub(crate) fn goes_on(&self) -> bool {
+        match self.reason() {
+            Some(ChunkEndReason::Stop | ChunkEndReason::Length | ChunkEndReason::Aborted) => false,
+            Some(_) => true,
+            None => matches!(self, ChunkEnding::Failed(_)),
+        }
+    }
+
+    /// Whether the request is likely to go on here, so that it is parked until then.
+    pub(crate) fn parks(&self) -> bool {
+        let reason = self.reason();
+        matches!(
+            reason,
+            Some(ChunkEndReason::ChunkLimit | ChunkEndReason::GaveWay)
+        )
     }
 
     /// How the output ends as it is, if nothing goes on with it. The end of an output that stops or is full is
@@ -189,7 +206,7 @@ mod tests {
                 None,
             ),
         ] {
-            assert_eq!(ending.outcome().goes_on(), goes_on, "{ending:?}");
+            assert_eq!(ending.goes_on(), goes_on, "{ending:?}");
             assert_eq!(ending.finish(), finish, "{ending:?}");
             let event = ending.last_event(&tally);
             let received = event.map(|event| match event {

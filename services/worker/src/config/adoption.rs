@@ -11,7 +11,7 @@ use super::engine::EngineConfig;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct AdoptionConfig {
-    /// Most engines. 0: none, and the process has an engine of its own.
+    /// Maximum number of engines. 0: none, and the process has an engine of its own.
     pub engines_max: u32,
     /// The hosts of engines: names, addresses, and networks such as `10.0.0.0/8`. `.example` stands for all names
     /// with this end. Others are refused, since the process calls whatever registers.

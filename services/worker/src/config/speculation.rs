@@ -115,9 +115,10 @@ pub enum FallbackChoice {
 pub struct DrafterConfig {
     /// Longest path of a draft, tokens.
     pub depth: u32,
-    /// Most children of a node. 1 is a chain: where verifying is not free, siblings rarely earn their cost.
+    /// Maximum number of children of a node. 1 is a chain: where verifying is not free, siblings rarely earn their
+    /// cost.
     pub top_k: u32,
-    /// Most tokens of one draft that are verified.
+    /// Maximum number of tokens of one draft that are verified.
     pub tokens_max: u32,
     /// Whether the head draws its tokens as the request samples, instead of taking the likeliest. More of them are
     /// accepted at higher temperatures. The output keeps the engine's distribution, but not, token for token, the

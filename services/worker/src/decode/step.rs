@@ -4,7 +4,7 @@
 pub(super) struct Movers {
     /// In the order of the step's items.
     pub(super) parts: Vec<Part>,
-    /// Most draft tokens beside the tokens that the requests owe.
+    /// Maximum number of draft tokens beside the tokens that the requests owe.
     pub(super) room: u32,
     /// Number of requests that decode.
     pub(super) decoding: u32,

@@ -4,14 +4,11 @@
 //! (`event_calls.rs`).
 
 use std::future::poll_fn;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use lru::LruCache;
-use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::failed_call_kind;
@@ -20,10 +17,10 @@ use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::runtime;
 
 use super::call_error::failed_call;
 use super::event_calls::{EventCalls, EventResponse};
+use super::per_runtime::PerRuntime;
 use crate::config::ApiKey;
 
 /// Timeout of opening a connection.
@@ -41,7 +38,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 /// An engine's base URL and its connections. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct EngineClient {
-    pools: Arc<Pools>,
+    pools: Arc<PerRuntime<reqwest::Client>>,
     events: EventCalls,
     base_url: String,
     api_key: Option<ApiKey>,
@@ -140,7 +137,7 @@ impl EngineClient {
     }
 
     fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, ApiError> {
-        let pool = self.pools.of_this_runtime()?;
+        let pool = self.pools.current(new_pool).map_err(ApiError::internal)?;
         let request = pool.request(method, format!("{}{path}", self.base_url));
         let request = request.headers(trace_headers());
         Ok(match &self.api_key {
@@ -205,43 +202,6 @@ async fn read_whole(response: Response) -> Result<Bytes, ApiError> {
             Some(error) => connection_error(error),
             None => ApiError::internal(error),
         }),
-    }
-}
-
-/// A connection pool per calling runtime. A connection is served by the runtime that opened it. With one pool for
-/// all, a token would often wake one thread only to be handed to another, and connections would die with the
-/// listener thread that opened them.
-struct Pools {
-    by_runtime: Mutex<LruCache<runtime::Id, reqwest::Client>>,
-}
-
-/// Maximum number of runtimes with a pool. A process has its own runtime and one per listener thread, so beyond
-/// this the least recently used runtime is gone.
-const RUNTIMES_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-
-impl Default for Pools {
-    fn default() -> Self {
-        Pools {
-            by_runtime: Mutex::new(LruCache::new(RUNTIMES_MAX)),
-        }
-    }
-}
-
-impl Pools {
-    /// The pool of the current runtime.
-    fn of_this_runtime(&self) -> Result<reqwest::Client, ApiError> {
-        let runtime = runtime::Handle::current().id();
-        if let Some(pool) = self.by_runtime.lock().get(&runtime) {
-            return Ok(pool.clone());
-        }
-        // Created without the lock: it takes a while, and other calls need the lock meanwhile. If two pools are
-        // created at once, the first one stays.
-        let pool = new_pool().map_err(ApiError::internal)?;
-        Ok(self
-            .by_runtime
-            .lock()
-            .get_or_insert(runtime, || pool)
-            .clone())
     }
 }
 

@@ -15,7 +15,6 @@ use std::collections::VecDeque;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::engine_order::EngineOrder;
-use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde_json::Value;
 
@@ -25,6 +24,7 @@ use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
 use super::order_calls::OrderCall;
 use super::streaming::StreamingCapabilities;
+use super::words::unsupported;
 
 pub(super) use llama_cpp::LlamaCpp;
 pub(super) use sglang::{SgLang, version_number as sglang_version};
@@ -149,8 +149,9 @@ fn tag_of(form: &TextForm) -> Result<Value, ApiError> {
 
 /// The error of a form for which an engine has no words.
 fn no_words(language: &str) -> ApiError {
-    let message = format!("the form of the output cannot be said in {language}");
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
+    unsupported(format!(
+        "the form of the output cannot be said in {language}"
+    ))
 }
 
 /// Passes on the tokens of an event and the engine's end. `stop_id` ended the output; some engines omit it from the

@@ -10,7 +10,7 @@ mod connection;
 mod endpoint;
 mod idle_connections;
 
-use std::num::NonZeroUsize;
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -19,14 +19,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hyper::body::{Body as _, Incoming};
 use hyper::{HeaderMap, StatusCode};
-use lru::LruCache;
-use parking_lot::Mutex;
 use refrain_protocol::ApiError;
-use tokio::runtime;
 
 use self::connection::{Connection, broken};
 use self::endpoint::Endpoint;
 use self::idle_connections::IdleConnections;
+use super::per_runtime::PerRuntime;
 
 /// The calls to one engine. Cheap to clone.
 #[derive(Clone)]
@@ -37,12 +35,8 @@ pub(super) struct EventCalls {
 struct Shared {
     endpoint: Endpoint,
     idle_max: Duration,
-    by_runtime: Mutex<LruCache<runtime::Id, Arc<IdleConnections>>>,
+    idle: PerRuntime<Arc<IdleConnections>>,
 }
-
-/// Maximum number of runtimes with connections. A process has its own runtime and one per listener thread, so beyond
-/// this the least recently used runtime is gone.
-const RUNTIMES_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 impl EventCalls {
     /// Creates calls to the engine that `request` is addressed to, with the headers of `request`. Opening a
@@ -59,7 +53,7 @@ impl EventCalls {
             shared: Arc::new(Shared {
                 endpoint: Endpoint::new(request, connect_timeout)?,
                 idle_max,
-                by_runtime: Mutex::new(LruCache::new(RUNTIMES_MAX)),
+                idle: PerRuntime::default(),
             }),
         })
     }
@@ -70,7 +64,8 @@ impl EventCalls {
     /// The engine cannot be reached, or the connection broke off.
     pub(super) async fn post(&self, path: &str, json: Vec<u8>) -> Result<EventResponse, ApiError> {
         let shared = &self.shared;
-        let idle = shared.idle_of_this_runtime();
+        let idle = || Ok::<_, Infallible>(Arc::new(IdleConnections::new(shared.idle_max)));
+        let Ok(idle) = shared.idle.current(idle);
         let mut request = shared.endpoint.post(path, json)?;
         // A connection that was used before may have been closed by the engine meanwhile. Then nothing of the request
         // was sent, and another connection takes it.
@@ -88,15 +83,6 @@ impl EventCalls {
             Ok(response) => Ok(EventResponse::new(response, connection, idle)),
             Err(failed) => Err(broken(&failed.into_parts().0)),
         }
-    }
-}
-
-impl Shared {
-    fn idle_of_this_runtime(&self) -> Arc<IdleConnections> {
-        let runtime = runtime::Handle::current().id();
-        let mut by_runtime = self.by_runtime.lock();
-        let idle = || Arc::new(IdleConnections::new(self.idle_max));
-        by_runtime.get_or_insert(runtime, idle).clone()
     }
 }
 

@@ -4,7 +4,7 @@ use refrain_protocol::ApiError;
 use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
 use serde_json::{Value, json};
 
-/// Most calls of an output whose calls are one of several forms, or have no text after them.
+/// Maximum number of calls of an output whose calls are one of several forms, or have no text after them.
 const CALLS_MAX: usize = 64;
 
 /// The forms that an engine can hold an output to.
@@ -25,6 +25,16 @@ pub struct FormAbilities {
 }
 
 impl FormAbilities {
+    /// All forms but grammars in Lark.
+    pub(super) const ALL_BUT_LARK: Self = FormAbilities {
+        json: true,
+        regex: true,
+        choice: true,
+        ebnf: true,
+        lark: false,
+        structural_tags: true,
+    };
+
     /// The field by which most clients ask for this form, if the engine cannot hold an output to it. The second text
     /// is the name of the form and what to do.
     pub(crate) fn lacks(&self, form: &TextForm) -> Option<(&'static str, &'static str)> {

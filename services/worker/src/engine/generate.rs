@@ -3,8 +3,9 @@
 use futures_util::stream::BoxStream;
 use refrain_protocol::chunk::{DraftRules, Priority};
 use refrain_protocol::engine::{Sampling, TokenLogprob};
-use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId, TokenId};
+
+use super::words::unsupported_field;
 
 /// A text to be continued by the engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,7 +93,7 @@ impl GenerateRequest {
         let message = format!(
             "the output was interrupted, and this engine cannot continue one with {field}; send the request again"
         );
-        Err(ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE))
+        Err(unsupported_field(field, message))
     }
 
     /// The seed for the engine. Engines restart their random generator with every call, so two choices or two

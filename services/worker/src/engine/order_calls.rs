@@ -1,12 +1,12 @@
 //! The orders of a trainer in the words of a third-party engine: the calls that carry one out, and their answers.
 
 use bytes::Bytes;
+use refrain_protocol::ApiError;
 use refrain_protocol::engine_order::EngineOrder;
-use refrain_protocol::error::code;
-use refrain_protocol::{ApiError, ErrorKind};
 use serde_json::Value;
 
 use super::client::status_error;
+use super::words::unsupported;
 
 /// A call that carries an order out, or a part of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,8 +47,7 @@ impl OrderCall {
             let message = format!(
                 "the engine has no route {path}; start it with its interface for trainers (status {status})"
             );
-            return Err(ApiError::new(ErrorKind::InvalidRequest, message)
-                .with_code(code::UNSUPPORTED_BY_ENGINE));
+            return Err(unsupported(message));
         }
         let status = if has_failed && status < 400 {
             400
@@ -72,8 +71,9 @@ pub(super) fn no_order(engine: &str, order: &EngineOrder) -> ApiError {
         }
         EngineOrder::PassOn(_) => "takes no such calls",
     };
-    let message = format!("{engine} {what}; this order needs SGLang, vLLM or the reference engine");
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
+    unsupported(format!(
+        "{engine} {what}; this order needs SGLang, vLLM or the reference engine"
+    ))
 }
 
 /// Checks the path of a call that is passed on.
@@ -93,6 +93,7 @@ pub(super) fn check_path(path: &str) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::ErrorKind;
     use serde_json::json;
 
     use super::*;

@@ -4,12 +4,12 @@ use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
-use refrain_protocol::error::code;
 use refrain_protocol::scheduling::KvReport;
 
 use super::forms::FormAbilities;
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::order_calls::no_order;
+use super::words::unsupported_field;
 
 /// OpenAI's log-probability for a token that is as good as impossible; JSON has no infinity.
 pub(super) const LOGPROB_MIN: f32 = -9999.0;
@@ -80,7 +80,7 @@ impl StreamingCapabilities {
                 "the engine behind {} does not support {field}; leave it out",
                 self.model
             );
-            Err(ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE))
+            Err(unsupported_field(field, message))
         };
         let unsupported = [
             ("top_k", sampling.top_k > 0 && !self.top_k),
@@ -122,7 +122,7 @@ impl StreamingCapabilities {
                 "{field}: the engine behind {} cannot hold its output to {name}",
                 self.model
             );
-            return Err(ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE));
+            return Err(unsupported_field(field, message));
         }
         match (sampling.top_logprobs, self.top_logprobs_max) {
             (Some(_), None) => refuse("logprobs"),

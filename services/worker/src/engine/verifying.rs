@@ -6,10 +6,11 @@ use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
-use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use refrain_protocol::{ApiError, EngineSessionId};
+
+use super::words::unsupported;
 
 /// An engine that verifies drafts: the worker composes its batches and drives it step by step.
 #[async_trait]
@@ -65,8 +66,7 @@ pub trait VerifyingEngine: Send + Sync {
             }
             _ => {
                 let message = "this engine takes no orders about its caches and weights";
-                let error = ApiError::new(ErrorKind::InvalidRequest, message);
-                Err(error.with_code(code::UNSUPPORTED_BY_ENGINE))
+                Err(unsupported(message))
             }
         }
     }
@@ -83,6 +83,5 @@ pub trait VerifyingEngine: Send + Sync {
 
 /// The error of an engine that cannot forget one tenant.
 pub(crate) fn cannot_forget() -> ApiError {
-    let message = "this engine cannot forget the KV caches of one tenant";
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
+    unsupported("this engine cannot forget the KV caches of one tenant")
 }

@@ -1,6 +1,18 @@
-//! How messages for people name an engine.
+//! How messages for people name an engine, and what it cannot do.
 
+use refrain_protocol::error::code;
+use refrain_protocol::{ApiError, ErrorKind};
 use reqwest::Url;
+
+/// The error of a request for something that the engine cannot do.
+pub(crate) fn unsupported(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
+}
+
+/// The error of a field of a request that asks for something that the engine cannot do.
+pub(crate) fn unsupported_field(field: &str, message: impl Into<String>) -> ApiError {
+    ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE)
+}
 
 /// The engine at `url`, with its host and port, and with the key of the configuration that names it. The rest of a
 /// URL may be secret.

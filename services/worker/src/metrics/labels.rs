@@ -55,36 +55,6 @@ impl OrderKind {
 }
 
 refrain_service_kit::label_values! {
-    /// The ways in which a chunk ends.
-    pub(crate) enum ChunkOutcome {
-        /// The output reached a stop token.
-        Stop = "stop",
-        /// The output reached its maximum length.
-        Length = "length",
-        /// The chunk reached its token limit.
-        ChunkLimit = "chunk_limit",
-        /// The slot was needed by another tenant, or the reader stalled.
-        GaveWay = "gave_way",
-        /// The worker drained.
-        Evacuated = "evacuated",
-        /// The request moved to the fallback worker.
-        Transferred = "transferred",
-        /// The reader needed no more of the output.
-        Cut = "cut",
-        /// The reader left.
-        Cancelled = "cancelled",
-        /// The request timed out.
-        Overdue = "overdue",
-        /// A trainer ordered that it ends.
-        Aborted = "aborted",
-        /// A newer lease of the request arrived.
-        TakenOver = "taken_over",
-        /// The engine failed.
-        Failed = "failed",
-    }
-}
-
-refrain_service_kit::label_values! {
     /// The fate of a request that is, or might be, parked between two chunks.
     pub(crate) enum ParkingOutcome {
         /// A chunk went on with the request.
@@ -107,25 +77,5 @@ refrain_service_kit::label_values! {
         Sent = "sent",
         /// It was parked here.
         Parked = "parked",
-    }
-}
-
-impl ChunkOutcome {
-    /// Whether the request goes on under another lease.
-    pub(crate) fn goes_on(self) -> bool {
-        match self {
-            ChunkOutcome::ChunkLimit
-            | ChunkOutcome::GaveWay
-            | ChunkOutcome::Evacuated
-            | ChunkOutcome::Transferred
-            | ChunkOutcome::Failed => true,
-            ChunkOutcome::Stop
-            | ChunkOutcome::Length
-            | ChunkOutcome::Cut
-            | ChunkOutcome::Cancelled
-            | ChunkOutcome::Overdue
-            | ChunkOutcome::Aborted
-            | ChunkOutcome::TakenOver => false,
-        }
     }
 }

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Most requests that a thread takes at a time: more would save nothing.
+/// Maximum number of requests that a thread takes at a time: more would save nothing.
 const TAKEN_MAX: usize = 4;
 /// Items from which on threads map a batch together. Waking them takes about as long as 100 microseconds of
 /// searching.
 const TOGETHER_MIN: usize = 12;
-/// Most threads, the caller included.
+/// Maximum number of threads, the caller included.
 const THREADS_MAX: usize = 16;
 
 /// Maps many items, on its own threads and the caller's.

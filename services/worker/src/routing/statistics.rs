@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use crate::config::{RouterChoice, WorkerConfig};
 use crate::metrics::WorkerMetrics;
 
-/// Most calls that wait for the store. Beyond that a namespace waits for its next turn.
+/// Maximum number of calls that wait for the store. Beyond that a namespace waits for its next turn.
 const CALLS_MAX: usize = 16;
 
 /// Exchanges statistics with the store.

@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::ordered_drain::OrderedDrain;
 use crate::chunk::{ActiveChunk, Admission, Command, Reader, Watch};
-use crate::engine::{WorkerEngine, cannot_forget, engine_words};
+use crate::engine::{WorkerEngine, cannot_forget, engine_words, unsupported_field};
 use crate::metrics::{ContextOrigin, RejectionLimit};
 use crate::routing::{DraftSettings, HeadReports};
 use crate::running::{ActiveRequest, HeadUse, RunningForm, Sources, drafts_from_indexes};
@@ -363,7 +363,7 @@ fn check_form(request: &ChunkRequest, able: &EngineCapabilities) -> Result<(), A
         "the engine behind {} does not hold outputs to a form; leave it out",
         able.model
     );
-    Err(ApiError::invalid("sampling.form", message).with_code(code::UNSUPPORTED_BY_ENGINE))
+    Err(unsupported_field("sampling.form", message))
 }
 
 /// The error of a call to a worker whose driver has stopped.

@@ -47,14 +47,11 @@ impl Interrupts {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Handles the control messages that arrived while the chunk was ending: a cut is carried out after the end.
+    /// Handles the control messages that arrived while the chunk was ending.
     pub(super) fn close(mut self, shared: &Shared) {
         self.controls.close();
-        while let Ok(control) = self.controls.try_recv() {
-            if let ChunkEnding::Cut(cut, done) = control {
-                shared.cut_ended(cut);
-                let _ = done.send(());
-            }
+        while let Ok(ending) = self.controls.try_recv() {
+            shared.end_late(ending);
         }
     }
 }

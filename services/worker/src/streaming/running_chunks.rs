@@ -44,36 +44,30 @@ impl RunningChunks {
         end_in(&self.handles(), order, gate);
     }
 
-    /// Passes a cut on to its chunk, which reports by `done` that it is carried out. The output of a chunk that has
-    /// ended is shortened by `cut_ended`.
+    /// Passes a cut on to its chunk, which reports by `done` that it is carried out. One that comes after the end is
+    /// for `end_late`.
     ///
     /// Every message ends its chunk. So where the queue is full, the cut waits only until the chunk has ended.
     pub(super) fn cut(
         &self,
         cut: ChunkCut,
         done: oneshot::Sender<()>,
-        cut_ended: impl FnOnce(ChunkCut) + Send + 'static,
+        end_late: impl FnOnce(ChunkEnding) + Send + 'static,
     ) {
-        let ended = move |unsent| {
-            if let ChunkEnding::Cut(cut, done) = unsent {
-                cut_ended(cut);
-                let _ = done.send(());
-            }
-        };
         let handles = self.handles();
         let control = handles.get(&cut.lease).map(|chunk| chunk.control.clone());
         drop(handles);
-        let command = ChunkEnding::Cut(cut, done);
+        let ending = ChunkEnding::Cut(cut, done);
         let Some(control) = control else {
-            return ended(command);
+            return end_late(ending);
         };
-        match control.try_send(command) {
+        match control.try_send(ending) {
             Ok(()) => {}
-            Err(TrySendError::Closed(unsent)) => ended(unsent),
+            Err(TrySendError::Closed(unsent)) => end_late(unsent),
             Err(TrySendError::Full(unsent)) => {
                 self.tasks.spawn(async move {
                     if let Err(unsent) = control.send(unsent).await {
-                        ended(unsent.0);
+                        end_late(unsent.0);
                     }
                 });
             }
@@ -124,7 +118,12 @@ mod tests {
         };
         let (done, is_done) = oneshot::channel();
         let (ended, cuts) = std::sync::mpsc::channel();
-        chunks.cut(cut, done, move |cut| ended.send(cut).unwrap());
+        chunks.cut(cut, done, move |ending| {
+            if let ChunkEnding::Cut(cut, done) = ending {
+                ended.send(cut).unwrap();
+                done.send(()).unwrap();
+            }
+        });
         (is_done, cuts)
     }
 

@@ -14,8 +14,7 @@ use std::sync::Arc;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::engine_order::EngineOrder;
-use refrain_protocol::error::code;
-use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,6 +27,7 @@ use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
+use crate::engine::words::unsupported;
 
 /// Maximum number of tokens of one character, one byte each. A call for fewer tokens may end inside a character, and
 /// then returns nothing at all. The worker drops surplus tokens.
@@ -260,12 +260,10 @@ impl Decoder for LlamaDecoder {
         let logprobs = match self.top {
             None => None,
             Some(_) if unsent > 0 => {
-                return Err(ApiError::new(
-                    ErrorKind::InvalidRequest,
+                return Err(unsupported(
                     "this engine has no log-probabilities for tokens that are a part of a character, and the \
                      output has such tokens; ask without logprobs",
-                )
-                .with_code(code::UNSUPPORTED_BY_ENGINE));
+                ));
             }
             Some(top) => Some(vec![logprob(&event.completion_probabilities, token, top)?]),
         };
@@ -281,11 +279,9 @@ fn logprob(
 ) -> Result<TokenLogprob, ApiError> {
     let [own] = probabilities else {
         // The server omits them while its own speculation is on.
-        return Err(ApiError::new(
-            ErrorKind::InvalidRequest,
+        return Err(unsupported(
             "this engine gives no log-probabilities while it speculates; ask without logprobs",
-        )
-        .with_code(code::UNSUPPORTED_BY_ENGINE));
+        ));
     };
     if own.id != token {
         return Err(unexpected_response("the log-probability of another token"));

@@ -30,14 +30,7 @@ impl Dialect for SgLang {
         StreamingCapabilities {
             // It counts the output only, and this penalty counts the prompt as well.
             repetition_penalty: false,
-            forms: FormAbilities {
-                json: true,
-                regex: true,
-                choice: true,
-                ebnf: true,
-                lark: false,
-                structural_tags: true,
-            },
+            forms: FormAbilities::ALL_BUT_LARK,
             ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
         }
     }

@@ -24,14 +24,7 @@ impl Dialect for TensorRtLlm {
     fn capabilities(&self) -> StreamingCapabilities {
         // It names alternatives by their text, and two tokens may have the same text.
         StreamingCapabilities {
-            forms: FormAbilities {
-                json: true,
-                regex: true,
-                choice: true,
-                ebnf: true,
-                lark: false,
-                structural_tags: true,
-            },
+            forms: FormAbilities::ALL_BUT_LARK,
             ..StreamingCapabilities::of_dialect(None)
         }
     }

@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use refrain_protocol::engine_order::EngineOrder;
-use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{TEXT_ONLY_PREFIX, Tokenizer};
 use serde_json::{Value, json};
@@ -22,6 +21,7 @@ use super::{Decoder, Dialect, end_of};
 use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::StreamingCapabilities;
+use crate::engine::words::unsupported_field;
 
 /// A text-only server.
 pub(crate) struct TextOnly {
@@ -118,11 +118,8 @@ impl Dialect for TextOnly {
 }
 
 fn unsupported(why: &str) -> ApiError {
-    ApiError::invalid(
-        "messages",
-        format!("the engine accepts text only, and {why}"),
-    )
-    .with_code(code::UNSUPPORTED_BY_ENGINE)
+    let message = format!("the engine accepts text only, and {why}");
+    unsupported_field("messages", message)
 }
 
 struct TextDecoder {

@@ -33,12 +33,8 @@ impl Dialect for Vllm {
         StreamingCapabilities {
             bad_words: true,
             forms: FormAbilities {
-                json: true,
-                regex: true,
-                choice: true,
-                ebnf: true,
                 lark: true,
-                structural_tags: true,
+                ..FormAbilities::ALL_BUT_LARK
             },
             ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
         }

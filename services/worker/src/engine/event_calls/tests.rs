@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::error::code;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

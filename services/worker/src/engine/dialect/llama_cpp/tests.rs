@@ -1,5 +1,6 @@
 //! Responses of a real llama-server (of llama-cpp-python 0.3.36) with the shipped model.
 
+use refrain_protocol::ErrorKind;
 use refrain_protocol::engine::Sampling;
 use refrain_tokenization::ModelFiles;
 
