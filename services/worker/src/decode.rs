@@ -128,8 +128,8 @@ impl DecodeLoop {
         self.shared.serve_cuts(commands, last).await;
     }
 
-    /// Looks after all chunks: ends those that have to end, and notes those that are held by a trainer's order. No step
-    /// is under way here.
+    /// Looks after all chunks: ends those that have to end, and notes those that a trainer's order holds. No step is
+    /// under way here.
     fn look(&mut self, gate: &Gate, batch: &mut Vec<Member>) {
         let now = Instant::now();
         let stall_max = self.shared.reader_stall_max();

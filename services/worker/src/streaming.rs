@@ -1,17 +1,16 @@
 //! The driver for engines that generate by themselves: one task per chunk relays an engine's stream.
 //!
-//! Read [`StreamContext::run`] first, then `chunk_task.rs`. Tokens go to the reader and to the store, as in the
+//! Read [`StreamContext::run`] first, then `streamed_chunk.rs`. Tokens go to the reader and to the store, as in the
 //! decode loop, and nothing is drafted. When a reader leaves, its chunk's task ends, and with it the engine's work.
 
-mod chunk_task;
 mod context;
+mod engine_health;
 mod form_phase;
-mod gate;
 mod interrupts;
 mod open;
-mod relay;
 mod running_chunks;
 mod step_gaps;
+mod streamed_chunk;
 mod timeout;
 
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use self::running_chunks::ChunkHandle;
+use self::streamed_chunk::run_chunk;
 use crate::chunk::{ActiveChunk, Command, EndOrder};
 
 pub(crate) use self::context::StreamContext;
@@ -82,7 +82,7 @@ impl StreamContext {
         let span = chunk.span.clone();
         let task = async move {
             // It is large, and would be copied on its way into the task.
-            Box::pin(entry.context.clone().run_chunk(chunk, controls)).await;
+            Box::pin(run_chunk(&entry.context, chunk, controls)).await;
             drop(entry);
         };
         let task = self.chunks.tasks.track_future(task.instrument(span));

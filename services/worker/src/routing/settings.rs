@@ -95,7 +95,8 @@ impl DraftSettings {
         self.drafter.is_some() && self.threshold.allows_fallback()
     }
 
-    /// The use that such requests make of the engine's drafter. Sessions that are opened for it cost the engine memory.
+    /// The use that such requests make of the engine's drafter. Sessions that are opened for it cost the engine
+    /// memory.
     pub(crate) fn head_use(&self, speculation: Speculation) -> HeadUse {
         let drafter = self.drafter();
         HeadUse {

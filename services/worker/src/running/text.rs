@@ -13,7 +13,7 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// A text that begins with a prompt. What follows is the output of earlier chunks.
+    /// A text that begins with a prompt, which the output of earlier chunks may follow.
     pub(super) fn new(tokens: Vec<u32>, prompt_len: u32, namespace: &NamespaceId) -> Self {
         Text {
             tokens,
