@@ -80,7 +80,11 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/append", DRAFTERS),
             ("POST", "/internal/v1/follow", DRAFTERS),
             ("POST", "/internal/v1/touch", DRAFTERS),
-            ("POST", "/internal/v1/groups/register", &[Gateway]),
+            (
+                "POST",
+                "/internal/v1/groups/register",
+                &[Gateway, Worker, Engine],
+            ),
             ("POST", "/internal/v1/groups/fetch", DRAFTERS),
             ("POST", "/internal/v1/output-lengths", &[Gateway]),
             ("POST", "/internal/v1/segments", DRAFTERS),

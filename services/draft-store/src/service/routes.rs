@@ -46,7 +46,10 @@ const ROLES: &RouteRoles = &[
     ("/internal/v1/append", DRAFTERS),
     ("/internal/v1/follow", DRAFTERS),
     ("/internal/v1/touch", DRAFTERS),
-    ("/internal/v1/groups/register", &[MeshRole::Gateway]),
+    (
+        "/internal/v1/groups/register",
+        &[MeshRole::Gateway, MeshRole::Worker, MeshRole::Engine],
+    ),
     ("/internal/v1/groups/fetch", DRAFTERS),
     ("/internal/v1/output-lengths", &[MeshRole::Gateway]),
     ("/internal/v1/segments", DRAFTERS),
