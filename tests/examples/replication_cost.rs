@@ -18,11 +18,12 @@ use refrain_draft_replica::{
 };
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, FinishReason, FollowReply, FollowRequest,
-    LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest, UnknownDocumentsReply, UnknownDocumentsRequest,
+    AppendReply, AppendRequest, DocumentHead, FinishReason, LEFT_CONTEXT_TOKENS, StoreStats,
+    TouchRequest, UnknownDocumentsReply, UnknownDocumentsRequest,
 };
-use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::pull::{PullReply, PullRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -82,10 +83,9 @@ macro_rules! counted {
 
 counted! {
     append: AppendRequest => AppendReply;
-    follow: FollowRequest => FollowReply;
+    pull: PullRequest => PullReply;
     touch: TouchRequest => ();
     register_group: RegisterGroupRequest => ();
-    fetch_groups: FetchGroupsRequest => FetchGroupsReply;
     output_lengths: OutputLengthsRequest => OutputLengths;
     segments: SegmentsRequest => SegmentsReply;
     segment_piece: SegmentPieceRequest => SegmentPiece;

@@ -78,14 +78,13 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
         "services/draft-store/src/service/routes.rs",
         &[
             ("POST", "/internal/v1/append", DRAFTERS),
-            ("POST", "/internal/v1/follow", DRAFTERS),
+            ("POST", "/internal/v1/pull", DRAFTERS),
             ("POST", "/internal/v1/touch", DRAFTERS),
             (
                 "POST",
                 "/internal/v1/groups/register",
                 &[Gateway, Worker, Engine],
             ),
-            ("POST", "/internal/v1/groups/fetch", DRAFTERS),
             ("POST", "/internal/v1/output-lengths", &[Gateway]),
             ("POST", "/internal/v1/segments", DRAFTERS),
             ("POST", "/internal/v1/segments/piece", DRAFTERS),
@@ -235,7 +234,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 56, "{calls} calls");
+    ensure!(calls == 6 * 55, "{calls} calls");
     mesh.stop().await
 }
 

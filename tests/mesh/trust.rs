@@ -5,12 +5,13 @@ use std::sync::Arc;
 use anyhow::ensure;
 use e2e::{Client, HttpMesh, PATIENCE, Service, TINY_MODEL};
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, DraftRules, Speculation, Urgency};
-use refrain_protocol::document::{AppendRequest, FeedCursor, FollowRequest, TouchRequest};
+use refrain_protocol::document::{AppendRequest, TouchRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{LeaseRequest, TenantWeight};
 use refrain_protocol::{
     ApiError, ErrorKind, LeaseId, MESH_SECRET_HEADER, Namespace, RequestId, SignedNamespace,
 };
+use refrain_rpc::testing::ScopeReader;
 use refrain_rpc::{
     DraftStore as _, HttpDraftStore, HttpScheduler, HttpWorkers, Scheduler as _, Workers as _,
 };
@@ -46,7 +47,7 @@ const ENDPOINTS: &[(Service, &[&str], &[&str])] = &[
         Service::DraftStore,
         &[
             "/internal/v1/append",
-            "/internal/v1/follow",
+            "/internal/v1/pull",
             "/internal/v1/touch",
         ],
         &["/internal/v1/stats"],
@@ -191,13 +192,7 @@ async fn calls(
         waited_ms: 0,
         acknowledgement: None,
     };
-    let follow = FollowRequest {
-        namespace: namespace.clone(),
-        after: FeedCursor::default(),
-        own: Vec::new(),
-        max_tokens: 1,
-        wait_ms: 0,
-    };
+    let reader = ScopeReader::new(namespace.clone());
     let touch = TouchRequest {
         namespace,
         documents: Vec::new(),
@@ -207,7 +202,7 @@ async fn calls(
         ("lease", scheduler.lease(lease).await.map(drop)),
         ("chunk", worker.chunk(chunk).await.map(drop)),
         ("append", store.append(append).await.map(drop)),
-        ("follow", store.follow(follow).await.map(drop)),
+        ("pull", reader.read(&store).await.map(drop)),
         ("touch", store.touch(touch).await),
     ])
 }

@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 
 use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, start};
 use refrain_protocol::document::{
-    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
+    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason,
 };
 use refrain_protocol::segment::{SegmentPieceRequest, SegmentsRequest};
 use refrain_protocol::{DocumentId, Namespace, SignedNamespace, TokenId};
+use refrain_rpc::testing::ScopeReader;
 use refrain_rpc::{DraftStore, HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
@@ -185,14 +186,13 @@ async fn insert() -> anyhow::Result<()> {
     let follower = tokio::spawn(async move {
         let mut after = FeedCursor::default();
         loop {
-            let request = FollowRequest {
-                namespace: signed.clone(),
+            let reader = ScopeReader {
                 after,
-                own: Vec::new(),
                 max_tokens: 65_536,
                 wait_ms: 10_000,
+                ..ScopeReader::new(signed.clone())
             };
-            let Ok(reply) = client.follow(request).await else {
+            let Ok(reply) = reader.read(&*client).await else {
                 return;
             };
             after = reply.cursor;

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use refrain_draft_store::DraftStoreConfig;
 use refrain_protocol::document::{
-    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
+    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason,
 };
 use refrain_protocol::{DocumentId, Namespace, TokenId};
+use refrain_rpc::testing::ScopeReader;
 use refrain_rpc::{DraftStore as _, StoreAdmin as _};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
@@ -155,14 +156,12 @@ async fn main() -> anyhow::Result<()> {
     let started = Instant::now();
     let (mut cursor, mut read, mut caught_up) = (FeedCursor::default(), 0, false);
     while !caught_up {
-        let request = FollowRequest {
-            namespace: namespace.clone(),
+        let reader = ScopeReader {
             after: cursor,
-            own: Vec::new(),
             max_tokens: 1 << 18,
-            wait_ms: 0,
+            ..ScopeReader::new(namespace.clone())
         };
-        let reply = store.handle().follow(request).await?;
+        let reply = reader.read(&store.handle()).await?;
         (cursor, caught_up) = (reply.cursor, reply.caught_up);
         read += reply
             .events

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use refrain_draft_store::DraftStoreConfig;
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{
-    DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest, StoreStats,
+    DocumentHead, DocumentUpdate, FeedCursor, FinishReason, StoreStats,
 };
 use refrain_protocol::{DocumentId, Namespace, TokenId};
+use refrain_rpc::testing::ScopeReader;
 use refrain_rpc::{DraftStore as _, StoreAdmin as _};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
@@ -89,14 +90,12 @@ async fn main() -> anyhow::Result<()> {
         let began = Instant::now();
         let (mut after, mut caught_up, mut read) = (FeedCursor::default(), false, 0);
         while !caught_up {
-            let request = FollowRequest {
-                namespace: namespace.clone(),
+            let reader = ScopeReader {
                 after,
-                own: Vec::new(),
                 max_tokens: 1 << 18,
-                wait_ms: 0,
+                ..ScopeReader::new(namespace.clone())
             };
-            let reply = store.handle().follow(request).await?;
+            let reply = reader.read(&store.handle()).await?;
             read += u64::from(reply.tokens());
             (after, caught_up) = (reply.cursor, reply.caught_up);
         }

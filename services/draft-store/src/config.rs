@@ -22,7 +22,7 @@ pub struct DraftStoreConfig {
     pub listen: Option<SocketAddr>,
     /// The certificate and the time limits of that listener.
     pub http: ListenerConfig,
-    /// Most connections of the listener. Each waiting call of `follow` holds one.
+    /// Most connections of the listener. Each waiting pull holds one.
     pub connections_max: usize,
     /// The data directory. Only one process at a time can use it.
     pub data_dir: PathBuf,
@@ -58,7 +58,7 @@ pub struct DraftStoreConfig {
     /// Most rows of usage: one per hour, tenant, key, model and gateway. Further ones get 429, and gateways keep
     /// them.
     pub usage_rows_max: u64,
-    /// Calls of `follow` that wait at once: one per worker and namespace. Further ones get 429.
+    /// Pulls that wait at once: one per worker, or engine with the plugin inside. Further ones get 429.
     pub waiters_max: usize,
     /// Memory that one export may hold, in bytes: its list of documents, and copies of documents that were in the log
     /// and have been removed or cut since. Beyond it the export ends with 409.

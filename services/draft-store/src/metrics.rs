@@ -81,7 +81,7 @@ refrain_service_kit::metric_families! {
         pub(crate) clock_offset_seconds: IntGauge = "refrain_draft_store_clock_offset_seconds",
         /// Damaged records found.
         pub(crate) damaged_records: IntCounter = "refrain_draft_store_damaged_records_total",
-        /// Calls of follow that wait for a change.
+        /// Pulls that wait for a change.
         pub(crate) feed_waiters: IntGauge = "refrain_draft_store_feed_waiters",
         /// Groups of samples that are registered.
         pub(crate) groups: IntGauge = "refrain_draft_store_groups",
@@ -89,8 +89,10 @@ refrain_service_kit::metric_families! {
         pub(crate) tenant_records: IntGauge = "refrain_draft_store_tenant_records",
         /// Documents of these groups.
         pub(crate) group_documents: IntGauge = "refrain_draft_store_group_documents",
-        /// Logs of groups that were asked for. One call asks for several.
-        pub(crate) group_logs: IntCounter = "refrain_draft_store_group_logs_total",
+        /// Scopes with news in the answers to pulls: namespaces and groups.
+        pub(crate) pull_scopes: IntCounter = "refrain_draft_store_pull_scopes_total",
+        /// Pulls whose answer had no room for all news. The reader asks for the rest at once.
+        pub(crate) full_pulls: IntCounter = "refrain_draft_store_full_pulls_total",
         /// Tokens sent to workers in logs of groups.
         pub(crate) group_tokens: IntCounter = "refrain_draft_store_group_tokens_total",
         /// Rows of usage.

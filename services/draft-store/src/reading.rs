@@ -7,7 +7,7 @@
 //! Read `document_text.rs` first: text and head of one document, from the log or from a segment. Then:
 //!
 //! * `feed.rs`: changes of a namespace or a group after a cursor
-//! * `groups.rs`: the logs of several groups
+//! * `pull.rs`: the feeds of several namespaces and groups, in an answer of a limited size (`answer_budget.rs`)
 //! * `segments.rs`: segments as files, and documents in no segment, for workers that take a namespace over
 //! * `selection.rs`: documents by state or head
 //! * `erasure.rs`: the documents that an erasure hits
@@ -17,13 +17,14 @@
 //! * `usage.rs`: pages of rows of usage
 //! * `verify.rs`: a check of everything that is stored
 
+pub(crate) mod answer_budget;
 pub(crate) mod document_text;
 pub(crate) mod erasure;
 pub(crate) mod export;
 pub(crate) mod feed;
-pub(crate) mod groups;
 pub(crate) mod join;
 pub(crate) mod outbox;
+pub(crate) mod pull;
 pub(crate) mod segments;
 pub(crate) mod selection;
 pub(crate) mod usage;

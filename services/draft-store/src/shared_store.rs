@@ -1,5 +1,5 @@
-//! The open store as the writer and the readers share it: the catalog and its log behind one lock, and the followers
-//! that wait for a namespace.
+//! The open store as the writer and the readers share it: the catalog and its log behind one lock, and the readers
+//! that wait for namespaces.
 //!
 //! The writer holds the lock for a whole commit, `fdatasync` included. A reader holds it for one change at a time. So
 //! readers see only what is durable, and never a text that is half rewritten.
@@ -7,7 +7,7 @@
 //! A durable watermark with readers outside the lock was rejected. A document whose next change was in flight was
 //! invisible meanwhile, and a crash at that moment made followers miss it for good.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,7 +17,7 @@ use refrain_protocol::document::StoreStats;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::clock::unix_ms;
 use refrain_service_kit::clocks::Clocks;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use crate::catalog::{Catalog, TenantTable};
 use crate::clock::{StoreClock, since_boot};
@@ -41,7 +41,7 @@ pub(crate) struct SharedStore {
     openings: AtomicU64,
     /// Tokens that wait for a commit.
     pub(crate) pending_tokens: Arc<AtomicU64>,
-    waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
+    waiting: Mutex<HashMap<NamespaceId, Vec<Arc<Waiter>>>>,
     stats: Mutex<StoreStats>,
     /// The tenants after the last commit, for callers that must not wait for one. `None` until the store was opened.
     tenants: RwLock<Option<TenantTable>>,
@@ -78,19 +78,29 @@ pub(crate) fn unavailable() -> ApiError {
     .with_retry_after_ms(1_000)
 }
 
-/// A follower that waits for changes of a namespace. Dropping it ends the subscription.
+/// A reader that waits for changes of some namespaces.
+#[derive(Default)]
+struct Waiter {
+    changed: Mutex<HashSet<NamespaceId>>,
+    has_changed: Notify,
+}
+
+/// The wait of a reader for changes. Dropping it ends the subscription.
 pub(crate) struct Subscription {
     shared: Arc<SharedStore>,
-    namespace: NamespaceId,
-    receiver: Option<watch::Receiver<u64>>,
+    namespaces: HashSet<NamespaceId>,
+    waiter: Arc<Waiter>,
 }
 
 impl Subscription {
-    /// Waits for a change after the last one seen.
-    pub(crate) async fn changed(&mut self) {
-        if let Some(receiver) = &mut self.receiver {
-            // The sender stays in the map as long as a receiver lives.
-            let _ = receiver.changed().await;
+    /// Waits for changes. Returns the namespaces that have changed since the last call.
+    pub(crate) async fn changed(&self) -> HashSet<NamespaceId> {
+        loop {
+            self.waiter.has_changed.notified().await;
+            let changed = std::mem::take(&mut *self.waiter.changed.lock());
+            if !changed.is_empty() {
+                return changed;
+            }
         }
     }
 }
@@ -98,12 +108,13 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut waiting = self.shared.waiting.lock();
-        self.receiver = None;
-        if waiting
-            .get(&self.namespace)
-            .is_some_and(|sender| sender.receiver_count() == 0)
-        {
-            waiting.remove(&self.namespace);
+        for namespace in &self.namespaces {
+            if let Some(waiters) = waiting.get_mut(namespace) {
+                waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+                if waiters.is_empty() {
+                    waiting.remove(namespace);
+                }
+            }
         }
     }
 }
@@ -226,32 +237,33 @@ impl SharedStore {
         }
     }
 
-    /// Subscribes to changes of a namespace from now on.
-    pub(crate) fn subscribe(self: &Arc<Self>, namespace: NamespaceId) -> Subscription {
-        let receiver = self
-            .waiting
-            .lock()
-            .entry(namespace)
-            .or_insert_with(|| watch::Sender::new(0))
-            .subscribe();
+    /// Subscribes to changes of namespaces from now on.
+    pub(crate) fn subscribe(self: &Arc<Self>, namespaces: HashSet<NamespaceId>) -> Subscription {
+        let waiter = Arc::<Waiter>::default();
+        let mut waiting = self.waiting.lock();
+        for namespace in &namespaces {
+            waiting.entry(*namespace).or_default().push(waiter.clone());
+        }
+        drop(waiting);
         Subscription {
             shared: self.clone(),
-            namespace,
-            receiver: Some(receiver),
+            namespaces,
+            waiter,
         }
     }
 
-    /// Wakes the followers that wait for these namespaces.
+    /// Wakes the readers that wait for these namespaces.
     pub(crate) fn wake<'a>(&self, namespaces: impl IntoIterator<Item = &'a NamespaceId>) {
         let waiting = self.waiting.lock();
         for namespace in namespaces {
-            if let Some(sender) = waiting.get(namespace) {
-                sender.send_modify(|changes| *changes += 1);
+            for waiter in waiting.get(namespace).into_iter().flatten() {
+                waiter.changed.lock().insert(*namespace);
+                waiter.has_changed.notify_one();
             }
         }
     }
 
-    /// Number of namespaces with a waiting follower.
+    /// Number of namespaces with a waiting reader.
     pub(crate) fn namespaces_awaited(&self) -> usize {
         self.waiting.lock().len()
     }

@@ -30,9 +30,9 @@ pub struct ReplicaConfig {
     /// Most tokens of all groups' trees together; the least recently used idle group is evicted first. While all
     /// groups run, further tokens are in their namespaces alone.
     pub groups_tokens_max: u64,
-    /// Pause between two calls for the logs of the groups that run here, milliseconds. The logs bring what other
-    /// workers emit.
-    pub group_fetch_ms: u64,
+    /// Pause after an answer of the store before it is asked for further news, milliseconds. News that come meanwhile
+    /// come together.
+    pub pull_interval_ms: u64,
 
     /// Tokens of ended outputs in the live part of a namespace that are worth a segment. Fewer would make many small
     /// segments, which have to be merged again and again.
@@ -54,10 +54,10 @@ pub struct ReplicaConfig {
     pub group_ttl_ms: u64,
     /// Longest that one call for news waits in the store, milliseconds.
     #[serde(skip)]
-    pub follow_wait_ms: u32,
+    pub pull_wait_ms: u32,
     /// Most tokens fetched with one call.
     #[serde(skip)]
-    pub follow_tokens: u32,
+    pub pull_tokens: u32,
     /// Shortest pause until a namespace that was left out in part is checked again for whether it fits, milliseconds.
     /// The pause doubles each time that the namespace did not stay.
     #[serde(skip)]
@@ -96,14 +96,14 @@ impl Default for ReplicaConfig {
             groups_max: 256,
             group_tokens_max: 1 << 20,
             groups_tokens_max: 1 << 22,
-            group_fetch_ms: 100,
+            pull_interval_ms: 50,
             seal_tokens: 262_144,
             live_tokens_max: 1_048_576,
             seal_after_ms: 10_000,
             upkeep_ms: 100,
             group_ttl_ms: 600_000,
-            follow_wait_ms: 10_000,
-            follow_tokens: 65_536,
+            pull_wait_ms: 10_000,
+            pull_tokens: 65_536,
             take_over_again_ms: 60_000,
         }
     }
@@ -128,8 +128,8 @@ impl ReplicaConfig {
             "replica.namespaces_max: must be at least 1",
         );
         check(
-            self.group_fetch_ms >= 1,
-            "replica.group_fetch_ms: must be at least 1",
+            self.pull_interval_ms >= 1,
+            "replica.pull_interval_ms: must be at least 1",
         );
         check(
             self.groups_tokens_max >= self.group_tokens_max,

@@ -12,7 +12,7 @@ pub(crate) const GROUPS_MAX: &str = "groups_max";
 pub(crate) const GROUP_TOKENS_MAX: &str = "group_tokens_max";
 pub(crate) const GROUPS_TOKENS_MAX: &str = "groups_tokens_max";
 
-/// Values of the label `outcome` of calls for the logs of groups.
+/// Values of the label `outcome` of pulls.
 pub(crate) const DONE: &str = "done";
 pub(crate) const FAILED: &str = "failed";
 
@@ -53,7 +53,10 @@ refrain_service_kit::metric_families! {
         pub(crate) jobs: IntCounterVec = "refrain_replica_jobs_total" ["job"] with ["seal", "merge", "rebuild"],
         /// Time that an index was locked at the beginning or the end of a job.
         pub(crate) lock_seconds: HistogramVec = "refrain_replica_lock_seconds" ["job"] in LOCK_BUCKETS,
-        /// Calls for the draft store's feed or segments that failed.
+        /// Calls for the news of all namespaces and of the groups that run here.
+        pub(crate) pulls: IntCounterVec =
+            "refrain_replica_pulls_total" ["outcome"] with [DONE, FAILED],
+        /// Calls for the draft store's news or segments that failed.
         pub(crate) follow_failures: IntCounter = "refrain_replica_follow_failures_total",
         /// Times that a namespace is followed at another replica of the draft store.
         pub(crate) moves: IntCounter = "refrain_replica_moves_total",
@@ -76,9 +79,6 @@ refrain_service_kit::metric_families! {
             "refrain_replica_group_rejections_total" ["limit"] with [GROUPS_MAX, GROUP_TOKENS_MAX, GROUPS_TOKENS_MAX],
         /// Groups whose logs are read, since requests of them run here.
         pub(crate) groups_followed: IntGauge = "refrain_replica_groups_followed",
-        /// Calls for the logs of groups, each for several of one namespace.
-        pub(crate) group_calls: IntCounterVec =
-            "refrain_replica_group_calls_total" ["outcome"] with [DONE, FAILED],
         /// Tokens of samples on other workers that the logs of groups brought.
         pub(crate) group_tokens_received: IntCounter = "refrain_replica_group_tokens_received_total",
         /// Time from when another worker emitted the oldest token of a log's newest ones until requests here could

@@ -1,9 +1,9 @@
 //! The replica of a mesh's drafts: an index per namespace and per group of samples, kept up to date from two sides.
 //!
 //! Requests that run here write their outputs to it as they grow. Everything else comes from the draft store:
-//! segments are taken over as they lie (`take_over.rs`), and what is in no segment, and all news, come by the feed
-//! (`follower.rs`). Another replica of the store may take its place (`moved.rs`). Samples of groups that run here
-//! also come by the logs of their groups (`group_logs.rs`).
+//! segments are taken over as they lie (`take_over.rs`), and all news come by one pull (`follower.rs`,
+//! `schedule.rs`): those of namespaces (`namespace_feed.rs`), and those of the groups that run here (`group_log.rs`).
+//! Another replica of the store may take its place (`moved.rs`).
 //!
 //! The decode loop reads and appends under a lock that is held for microseconds, by any number of readers at once
 //! (`locked_index.rs`). Writers keep to that: updates of the feed are applied in small parts (`ingest.rs`), and
@@ -16,14 +16,16 @@ mod capacity;
 mod draft_index;
 mod draft_replica;
 mod follower;
-mod group_logs;
+mod group_log;
 mod groups;
 mod ingest;
 mod locked_index;
 mod maintenance;
 mod moved;
 mod namespace;
+mod namespace_feed;
 mod registry;
+mod schedule;
 mod take_over;
 
 pub use draft_index::DraftIndex;

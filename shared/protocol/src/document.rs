@@ -126,22 +126,6 @@ pub struct FeedCursor {
     pub seen: StreamPosition,
 }
 
-/// Asks for the changes of a namespace.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FollowRequest {
-    /// The namespace, signed by the gateway.
-    pub namespace: SignedNamespace,
-    /// The position after which changes are asked for.
-    pub after: FeedCursor,
-    /// Documents that the reader itself writes, and has from their beginnings. The answer leaves out how they grow,
-    /// and says if they are removed.
-    pub own: Vec<DocumentId>,
-    /// Most tokens of the answer, which has at least one change.
-    pub max_tokens: u32,
-    /// Milliseconds to wait for a change if there is none.
-    pub wait_ms: u32,
-}
-
 /// A change in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FeedEvent {
@@ -151,10 +135,10 @@ pub enum FeedEvent {
     Remove(DocumentId),
 }
 
-/// The answer to [`FollowRequest`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FollowReply {
-    /// Whether the generation of the cursor is outdated. If so, drop all data of the namespace first.
+/// The changes of a namespace or a group after a position.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FeedDelta {
+    /// Whether the generation of the cursor is outdated. If so, drop all data of the scope first.
     pub reset: bool,
     /// The changes, in order.
     pub events: Vec<FeedEvent>,
@@ -164,7 +148,7 @@ pub struct FollowReply {
     pub caught_up: bool,
 }
 
-impl FollowReply {
+impl FeedDelta {
     /// Number of tokens in it.
     pub fn tokens(&self) -> u32 {
         let tokens: usize = self

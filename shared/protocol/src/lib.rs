@@ -5,9 +5,9 @@
 //! The way of a request through the types: the gateway asks the scheduler for a lease ([`scheduling`]), sends a chunk
 //! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Trainers order pauses and
 //! new weights ([`engine_order`]). Chunks and steps carry their tokens behind their JSON ([`token_body`]). Workers
-//! send outputs to the draft store as pieces of documents ([`document`]), and read the logs of groups there
-//! ([`group`]). They load sealed segments from it ([`segment`]), and share acceptance statistics through it
-//! ([`acceptance`]).
+//! send outputs to the draft store as pieces of documents ([`document`]), and pull the news of namespaces and of
+//! groups from it ([`pull`], [`group`]). They load sealed segments from it ([`segment`]), and share acceptance
+//! statistics through it ([`acceptance`]).
 //! Gateways ask it for the lengths of earlier outputs ([`history`]), and keep their tenants ([`tenants`]) and their
 //! usage ([`usage`]) in it. Operators use [`admin`], and replicas of the draft store [`join`]. Clients of the gateway
 //! use [`openai`].
@@ -31,6 +31,7 @@ pub mod names;
 mod namespace;
 pub mod openai;
 pub mod prefix;
+pub mod pull;
 pub mod scheduling;
 pub mod segment;
 pub mod shard;

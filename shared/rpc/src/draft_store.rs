@@ -1,19 +1,20 @@
 //! The interface of the draft store.
 
 use async_trait::async_trait;
-use refrain_protocol::ApiError;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
-    UnknownDocumentsReply, UnknownDocumentsRequest,
+    AppendReply, AppendRequest, StoreStats, TouchRequest, UnknownDocumentsReply,
+    UnknownDocumentsRequest,
 };
-use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::pull::{PullReply, PullRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
 };
 use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
+use refrain_protocol::{ApiError, NamespaceId};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,8 +35,19 @@ pub trait DraftStore: Send + Sync {
     /// `Overloaded` when the writer's queue is full, `Unavailable` when the disk refuses.
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError>;
 
-    /// Reads the changes of a namespace since a cursor, and waits for some if the request says so.
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError>;
+    /// Reads the changes of namespaces and groups, each since a cursor, and waits for some if the request says so.
+    /// (`fetch_cst` of the Seer paper.) All namespaces of a call have to be of one [shard](Self::shard_of).
+    ///
+    /// A scope that cannot be read is refused in the reply, beside the news of the others.
+    ///
+    /// # Errors
+    /// `Overloaded` when too many calls wait, `TooLarge` for too many scopes.
+    async fn pull(&self, request: PullRequest) -> Result<PullReply, ApiError>;
+
+    /// The shard that has a namespace. It is 0 for a store that has no others, and until the shards are known.
+    fn shard_of(&self, _namespace: NamespaceId) -> u32 {
+        0
+    }
 
     /// Marks documents as used now.
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError>;
@@ -43,16 +55,12 @@ pub trait DraftStore: Send + Sync {
     /// Reads the size of the store in numbers.
     async fn stats(&self) -> Result<StoreStats, ApiError>;
 
-    /// Registers a group of samples, or renews its registration (`register_group` of the Seer paper).
+    /// Registers a group of samples, or renews its registration (`register_group` of the Seer paper). A document is
+    /// written to a group by [`append`](Self::append).
     ///
     /// # Errors
     /// `Overloaded` when the store has as many groups as it may.
     async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError>;
-
-    /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each
-    /// group whether it is registered. A document is written to a group by [`append`](Self::append).
-    async fn fetch_groups(&self, request: FetchGroupsRequest)
-    -> Result<FetchGroupsReply, ApiError>;
 
     /// Reads the lengths of the newest complete outputs to a prompt.
     async fn output_lengths(
@@ -105,9 +113,9 @@ pub trait DraftStore: Send + Sync {
     fn usage_replicas(&self) -> Vec<UsageReplica>;
 }
 
-/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// segments,segments/piece,documents,documents/unknown,acceptance-stats,tenants,
-/// tenants/change}` in bincode, and `GET /internal/v1/stats` in JSON.
+/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,pull,touch,groups/register,output-lengths,segments,
+/// segments/piece,documents,documents/unknown,acceptance-stats,tenants,tenants/change}` in bincode, and
+/// `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -135,9 +143,9 @@ impl DraftStore for HttpDraftStore {
         self.call("append", &request).await
     }
 
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
+    async fn pull(&self, request: PullRequest) -> Result<PullReply, ApiError> {
         let timeout = self.client.timeout() + Duration::from_millis(u64::from(request.wait_ms));
-        post(&self.client, "/internal/v1/follow", &request, timeout).await
+        post(&self.client, "/internal/v1/pull", &request, timeout).await
     }
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
@@ -146,13 +154,6 @@ impl DraftStore for HttpDraftStore {
 
     async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
         self.call("groups/register", &request).await
-    }
-
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        self.call("groups/fetch", &request).await
     }
 
     async fn output_lengths(

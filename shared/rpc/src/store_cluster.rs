@@ -17,11 +17,12 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
-    UnknownDocumentsReply, UnknownDocumentsRequest,
+    AppendReply, AppendRequest, StoreStats, TouchRequest, UnknownDocumentsReply,
+    UnknownDocumentsRequest,
 };
-use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::pull::{PullReply, PullRequest, ScopeNews};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -65,6 +66,7 @@ struct Shared {
 
 /// A replica as it is called.
 struct Replica {
+    url: String,
     store: HttpDraftStore,
     peer: HttpReplicaPeer,
     usage: Arc<HttpUsageStore>,
@@ -123,6 +125,31 @@ impl StoreCluster {
         let shared = &self.shared;
         let shards = shared.shards().await?;
         self.call_shard(shard_of(namespace, shards), call).await
+    }
+
+    /// Pulls at a replica of the shard that all namespaces of the call belong to.
+    async fn pull_shard(&self, request: PullRequest) -> Result<PullReply, ApiError> {
+        let shards = self.shared.shards().await?;
+        let namespaces = request.namespaces.iter();
+        let mut of_namespaces = namespaces.map(|of| shard_of(of.namespace.namespace.id(), shards));
+        let shard = of_namespaces.next().unwrap_or(0);
+        if of_namespaces.any(|other| other != shard) {
+            let message = "the shards have just become known; pull from each of them";
+            return Err(ApiError::new(ErrorKind::Unavailable, message));
+        }
+        let pulled = self.call_shard(shard, |replica| {
+            let request = request.clone();
+            async move {
+                let reply = replica.store.pull(request).await?;
+                // Another replica may have it, and that one is called next.
+                if reply.deltas.iter().any(|delta| is_unreadable(&delta.news)) {
+                    let mut view = self.shared.view.lock();
+                    view.failed(&replica.url, Instant::now());
+                }
+                Ok(reply)
+            }
+        });
+        pulled.await
     }
 
     async fn call_shard<T, F>(
@@ -187,6 +214,7 @@ impl Shared {
             // One client for all calls: it knows when it has sent the time of this service's clock.
             let client = self.client.at(url);
             Arc::new(Replica {
+                url: url.to_owned(),
                 store: HttpDraftStore::new(client.clone()),
                 usage: Arc::new(HttpUsageStore::new(client.clone())),
                 peer: HttpReplicaPeer::new(client),
@@ -259,6 +287,10 @@ fn may_do_better(kind: ErrorKind) -> bool {
     )
 }
 
+fn is_unreadable(news: &ScopeNews) -> bool {
+    matches!(news, ScopeNews::Refused { kind, .. } if may_do_better(*kind))
+}
+
 fn no_tenants() -> ApiError {
     let message = "replicas of a draft store keep no tenants";
     ApiError::new(ErrorKind::NotFound, message)
@@ -277,6 +309,15 @@ macro_rules! calls {
                 })
                 .await
             })+
+
+            async fn pull(&self, request: PullRequest) -> Result<PullReply, ApiError> {
+                self.pull_shard(request).await
+            }
+
+            fn shard_of(&self, namespace: NamespaceId) -> u32 {
+                let shards = self.shared.view.lock().shards();
+                shards.map_or(0, |shards| shard_of(namespace, shards))
+            }
 
             async fn stats(&self) -> Result<StoreStats, ApiError> {
                 let mut all = StoreStats::default();
@@ -308,10 +349,8 @@ macro_rules! calls {
 
 calls! {
     append: AppendRequest => AppendReply;
-    follow: FollowRequest => FollowReply;
     touch: TouchRequest => ();
     register_group: RegisterGroupRequest => ();
-    fetch_groups: FetchGroupsRequest => FetchGroupsReply;
     output_lengths: OutputLengthsRequest => OutputLengths;
     segments: SegmentsRequest => SegmentsReply;
     segment_piece: SegmentPieceRequest => SegmentPiece;

@@ -10,15 +10,16 @@ use futures_util::future::BoxFuture;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, ERASED_LEN, FeedCursor, FeedEvent,
-    FinishReason, FollowReply, FollowRequest, StoreStats, TouchRequest, UnknownDocumentsReply,
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, ERASED_LEN, FeedCursor, FeedDelta,
+    FeedEvent, FinishReason, StoreStats, TouchRequest, UnknownDocumentsReply,
     UnknownDocumentsRequest,
 };
 use refrain_protocol::error::code;
-use refrain_protocol::group::{
-    FetchGroupsReply, FetchGroupsRequest, GroupLog, RegisterGroupRequest,
-};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
+use refrain_protocol::pull::{
+    NamespacePull, PullReply, PullRequest, Scope, ScopeDelta, ScopeNews, ScopePull,
+};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -26,7 +27,7 @@ use refrain_protocol::segment::{
 use refrain_protocol::tenants::{
     TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest, state_part,
 };
-use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, TokenId};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace, TokenId};
 use tokio::sync::Notify;
 
 use crate::draft_store::DraftStore;
@@ -37,16 +38,14 @@ use crate::usage_store::UsageReplica;
 pub enum StoreCall {
     /// [`DraftStore::append`].
     Append(AppendRequest),
-    /// [`DraftStore::follow`].
-    Follow(FollowRequest),
+    /// [`DraftStore::pull`].
+    Pull(PullRequest),
     /// [`DraftStore::touch`].
     Touch(TouchRequest),
     /// [`DraftStore::stats`].
     Stats,
     /// [`DraftStore::register_group`].
     RegisterGroup(RegisterGroupRequest),
-    /// [`DraftStore::fetch_groups`].
-    FetchGroups(FetchGroupsRequest),
     /// [`DraftStore::output_lengths`].
     OutputLengths(OutputLengthsRequest),
     /// [`DraftStore::segments`].
@@ -133,7 +132,9 @@ pub struct FakeContent {
     pub news: Vec<FeedEvent>,
     /// The generation of the feed. A reader of another one goes on, as at another replica of a store.
     pub generation: u64,
-    /// Whether a follower without news is refused, as by a store in which too many wait.
+    /// Scopes that are refused, with the kind of the error.
+    pub refused: HashMap<Scope, ErrorKind>,
+    /// Whether a pull without news is refused, as by a store in which too many wait.
     pub is_crowded: bool,
     /// The logs of groups.
     pub groups: HashMap<String, Vec<FeedEvent>>,
@@ -199,7 +200,7 @@ impl FakeContent {
         after: FeedCursor,
         own: &[DocumentId],
         max_tokens: u32,
-    ) -> FollowReply {
+    ) -> FeedDelta {
         let mut to = events.len().min(after.sequence as usize);
         let (mut tokens, mut found) = (0, Vec::new());
         while let Some(event) = events.get(to) {
@@ -216,7 +217,7 @@ impl FakeContent {
             }
             to += 1;
         }
-        FollowReply {
+        FeedDelta {
             // A reader from the beginning has to drop all that it may have.
             reset: after.generation == 0 && self.generation != 0,
             events: found,
@@ -226,6 +227,49 @@ impl FakeContent {
                 ..FeedCursor::default()
             },
             caught_up: to == events.len(),
+        }
+    }
+}
+
+impl FakeContent {
+    /// The news of the scopes of a pull.
+    fn pull(&self, request: &PullRequest) -> PullReply {
+        let scopes = request.namespaces.iter().flat_map(|of| &of.scopes);
+        let news = scopes.map(|asked| {
+            if let Some(kind) = self.refused.get(&asked.scope) {
+                return Some(ScopeNews::Refused {
+                    kind: *kind,
+                    message: "refused by the test".into(),
+                });
+            }
+            let group = match &asked.scope {
+                Scope::Namespace => None,
+                Scope::Group(name) if !self.registered.contains(name) => {
+                    return Some(ScopeNews::Unregistered);
+                }
+                Scope::Group(name) => Some(name),
+            };
+            let log = group.map(|name| self.groups.get(name).map_or(&[][..], Vec::as_slice));
+            let events = log.unwrap_or(&self.news);
+            let delta = self.read(events, asked.after, &asked.own, request.max_tokens);
+            let is_new = delta.reset || delta.cursor != asked.after;
+            is_new.then(|| ScopeNews::Changes {
+                age_ms: group.and(self.age_ms),
+                delta,
+            })
+        });
+        let deltas = (0..).zip(news).filter_map(|(scope, news)| {
+            let news = news?;
+            Some(ScopeDelta { scope, news })
+        });
+        let deltas: Vec<ScopeDelta> = deltas.collect();
+        let is_cut_off = |delta: &ScopeDelta| match &delta.news {
+            ScopeNews::Changes { delta, .. } => !delta.caught_up,
+            _ => false,
+        };
+        PullReply {
+            is_full: deltas.iter().any(is_cut_off),
+            deltas,
         }
     }
 }
@@ -260,11 +304,10 @@ impl FakeStore {
     /// Adds an event to the log of a group.
     pub fn push_to_group(&self, group: &str, event: FeedEvent) {
         let mut content = self.content();
-        content
-            .groups
-            .entry(group.to_owned())
-            .or_default()
-            .push(event);
+        let log = content.groups.entry(group.to_owned());
+        log.or_default().push(event);
+        drop(content);
+        self.has_news.notify_waiters();
     }
 
     /// Has each call wait for `hook`, and fail where that fails. It takes the place of an earlier hook.
@@ -316,20 +359,15 @@ impl DraftStore for FakeStore {
         Ok(AppendReply { lengths })
     }
 
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
-        self.begin(StoreCall::Follow(request.clone())).await?;
-        let read = || {
-            let content = self.content();
-            content.read(
-                &content.news,
-                request.after,
-                &request.own,
-                request.max_tokens,
-            )
-        };
+    async fn pull(&self, request: PullRequest) -> Result<PullReply, ApiError> {
+        self.begin(StoreCall::Pull(request.clone())).await?;
         let changed = self.has_news.notified();
-        let reply = read();
-        if !reply.events.is_empty() {
+        let reply = self.content().pull(&request);
+        let is_news = |delta: &ScopeDelta| match &delta.news {
+            ScopeNews::Changes { delta, .. } => !delta.events.is_empty() || delta.reset,
+            _ => true,
+        };
+        if reply.deltas.iter().any(is_news) || request.wait_ms == 0 {
             return Ok(reply);
         }
         if self.content().is_crowded {
@@ -338,7 +376,7 @@ impl DraftStore for FakeStore {
         let wait = Duration::from_millis(request.wait_ms.into());
         // Without news in time, the answer has none.
         let _ = tokio::time::timeout(wait, changed).await;
-        Ok(read())
+        Ok(self.content().pull(&request))
     }
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
@@ -355,27 +393,6 @@ impl DraftStore for FakeStore {
             .await?;
         self.content().registered.push(request.group);
         Ok(())
-    }
-
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        self.begin(StoreCall::FetchGroups(request.clone())).await?;
-        let content = self.content();
-        let groups = request.groups.iter().map(|wanted| {
-            let events = content
-                .groups
-                .get(&wanted.group)
-                .map_or(&[][..], Vec::as_slice);
-            GroupLog {
-                is_registered: content.registered.contains(&wanted.group),
-                log: content.read(events, wanted.after, &wanted.own, request.max_tokens),
-                age_ms: content.age_ms,
-            }
-        });
-        let groups = groups.collect();
-        Ok(FetchGroupsReply { groups })
     }
 
     async fn output_lengths(
@@ -507,5 +524,89 @@ impl DraftStore for FakeStore {
 
     fn usage_replicas(&self) -> Vec<UsageReplica> {
         self.content().usage.clone()
+    }
+}
+
+/// A pull of one namespace or group, for tests that read one.
+#[derive(Clone, Debug)]
+pub struct ScopeReader {
+    /// The namespace, signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// The scope.
+    pub scope: Scope,
+    /// The position after which changes are asked for.
+    pub after: FeedCursor,
+    /// Documents that the reader itself writes.
+    pub own: Vec<DocumentId>,
+    /// Most tokens of the answer.
+    pub max_tokens: u32,
+    /// Milliseconds to wait for a change if there is none.
+    pub wait_ms: u32,
+}
+
+impl ScopeReader {
+    /// A reader of a namespace from its beginning, who does not wait.
+    pub fn new(namespace: SignedNamespace) -> Self {
+        ScopeReader {
+            namespace,
+            scope: Scope::Namespace,
+            after: FeedCursor::default(),
+            own: Vec::new(),
+            max_tokens: 1 << 20,
+            wait_ms: 0,
+        }
+    }
+
+    /// The call.
+    pub fn request(self) -> PullRequest {
+        PullRequest {
+            namespaces: vec![NamespacePull {
+                namespace: self.namespace,
+                scopes: vec![ScopePull {
+                    scope: self.scope,
+                    after: self.after,
+                    own: self.own,
+                }],
+            }],
+            max_tokens: self.max_tokens,
+            wait_ms: self.wait_ms,
+        }
+    }
+
+    /// The changes, with the age of a group's newest tokens. `None`: the group is not registered.
+    ///
+    /// # Errors
+    /// Those of [`DraftStore::pull`], and the refusal of the scope.
+    pub async fn log(
+        self,
+        store: &dyn DraftStore,
+    ) -> Result<Option<(FeedDelta, Option<u32>)>, ApiError> {
+        let cursor = self.after;
+        let mut reply = store.pull(self.request()).await?;
+        match reply.deltas.pop().map(|delta| delta.news) {
+            Some(ScopeNews::Changes { delta, age_ms }) => Ok(Some((delta, age_ms))),
+            Some(ScopeNews::Unregistered) => Ok(None),
+            Some(ScopeNews::Refused { kind, message }) => Err(ApiError::new(kind, message)),
+            None => {
+                let nothing = FeedDelta {
+                    cursor,
+                    caught_up: !reply.is_full,
+                    ..FeedDelta::default()
+                };
+                Ok(Some((nothing, None)))
+            }
+        }
+    }
+
+    /// The changes.
+    ///
+    /// # Errors
+    /// As [`log`](Self::log), and `NotFound` for a group that is not registered.
+    pub async fn read(self, store: &dyn DraftStore) -> Result<FeedDelta, ApiError> {
+        let log = self.log(store).await?;
+        log.map_or_else(
+            || Err(missing("the group is not registered")),
+            |log| Ok(log.0),
+        )
     }
 }

@@ -23,17 +23,18 @@ use refrain_protocol::admin::{
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, DraftRules, Speculation, Urgency};
 use refrain_protocol::document::{
     Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor,
-    FeedEvent, FinishReason, FollowReply, FollowRequest, StreamPosition, TouchRequest,
-    UnknownDocumentsReply, UnknownDocumentsRequest,
+    FeedDelta, FeedEvent, FinishReason, StreamPosition, TouchRequest, UnknownDocumentsReply,
+    UnknownDocumentsRequest,
 };
 use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepRequest};
-use refrain_protocol::group::{
-    FetchGroupsReply, FetchGroupsRequest, GroupCursor, GroupLog, RegisterGroupRequest,
-};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
     JoinPiece, JoinPieceRequest, JoinSegment, JoinedDocument, JoinedErasure,
+};
+use refrain_protocol::pull::{
+    NamespacePull, PullReply, PullRequest, Scope, ScopeDelta, ScopeNews, ScopePull,
 };
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
@@ -48,7 +49,7 @@ use refrain_protocol::usage::{
     UsageRow, UsageRowId, UsageRowsReply, UsageRowsRequest, UsageTotal,
 };
 use refrain_protocol::{
-    ApiError, DocumentId, EngineSessionId, LeaseId, Namespace, NamespaceId, RequestId,
+    ApiError, DocumentId, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
     SignedNamespace, TokenId,
 };
 use refrain_rpc::{decode_bincode, encode_bincode};
@@ -229,8 +230,8 @@ fn update(finish: Option<FinishReason>) -> DocumentUpdate {
     }
 }
 
-fn feed() -> FollowReply {
-    FollowReply {
+fn feed() -> FeedDelta {
+    FeedDelta {
         reset: false,
         events: vec![
             FeedEvent::Update(update(None)),
@@ -238,6 +239,25 @@ fn feed() -> FollowReply {
         ],
         cursor: cursor(),
         caught_up: true,
+    }
+}
+
+fn pulled() -> PullReply {
+    let changes = ScopeNews::Changes {
+        delta: feed(),
+        age_ms: Some(120),
+    };
+    let refused = ScopeNews::Refused {
+        kind: ErrorKind::Unauthorized,
+        message: "the signature is too old".into(),
+    };
+    let news = [changes, ScopeNews::Unregistered, refused];
+    let deltas = (0..).zip(news);
+    PullReply {
+        deltas: deltas
+            .map(|(scope, news)| ScopeDelta { scope, news })
+            .collect(),
+        is_full: true,
     }
 }
 
@@ -351,44 +371,34 @@ fn formats() -> Vec<Format> {
             },
         ),
         format(
-            "follow_request",
-            FollowRequest {
-                namespace: signed(),
-                after: cursor(),
-                own: Vec::new(),
+            "pull_request",
+            PullRequest {
+                namespaces: vec![NamespacePull {
+                    namespace: signed(),
+                    scopes: vec![
+                        ScopePull {
+                            scope: Scope::Namespace,
+                            after: cursor(),
+                            own: Vec::new(),
+                        },
+                        ScopePull {
+                            scope: Scope::Group("g".into()),
+                            after: cursor(),
+                            own: vec![DocumentId(7)],
+                        },
+                    ],
+                }],
                 max_tokens: 1_000,
                 wait_ms: 500,
             },
         ),
-        format("follow_reply", feed()),
+        format("pull_reply", pulled()),
         format(
             "register_group_request",
             RegisterGroupRequest {
                 namespace: signed(),
                 group: "g".into(),
                 ttl_ms: 60_000,
-            },
-        ),
-        format(
-            "fetch_groups_request",
-            FetchGroupsRequest {
-                namespace: signed(),
-                groups: vec![GroupCursor {
-                    group: "g".into(),
-                    after: cursor(),
-                    own: vec![DocumentId(7)],
-                }],
-                max_tokens: 1_000,
-            },
-        ),
-        format(
-            "fetch_groups_reply",
-            FetchGroupsReply {
-                groups: vec![GroupLog {
-                    is_registered: true,
-                    log: feed(),
-                    age_ms: Some(120),
-                }],
             },
         ),
         format(

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use refrain_protocol::document::{Acknowledgement, FeedCursor, FeedEvent, FollowRequest};
-use refrain_rpc::DraftStore as _;
+use refrain_protocol::document::{Acknowledgement, FeedCursor, FeedEvent};
+use refrain_rpc::testing::ScopeReader;
 use refrain_service_kit::mesh::MeshConfig;
 
 use crate::brokers::Brokers;
@@ -122,14 +122,12 @@ async fn lags(a: &Arc<Replica>, b: &Replica, first: u64) -> anyhow::Result<Vec<D
     let total = RATE_PER_S * RATE_SECONDS;
     let mut after = FeedCursor::default();
     let follow = async |after: FeedCursor, wait_ms| {
-        let request = FollowRequest {
-            namespace: b.signed.clone(),
+        let reader = ScopeReader {
             after,
-            own: Vec::new(),
-            max_tokens: 1 << 20,
             wait_ms,
+            ..ScopeReader::new(b.signed.clone())
         };
-        b.handle().follow(request).await
+        reader.read(&b.handle()).await
     };
     loop {
         let reply = follow(after, 0).await?;

@@ -7,8 +7,12 @@
 pub struct StoreTuning {
     /// How long appends are gathered for one commit, in milliseconds. One `fdatasync` serves all of them.
     pub commit_interval_ms: u64,
-    /// Most updates, documents or groups in one call. Beyond it the call gets 413.
+    /// Most updates or documents in one call. Beyond it the call gets 413.
     pub updates_max: usize,
+    /// Most namespaces and groups of one pull. Beyond it the pull gets 413.
+    pub pull_scopes_max: usize,
+    /// Bytes of news in the answer to one pull. The rest comes with the next one.
+    pub pull_bytes_max: usize,
     /// Most documents that one commit removes, so that no commit takes long.
     pub eviction_step: usize,
     /// Removals remembered per namespace. A follower that is further behind starts over.
@@ -45,6 +49,8 @@ impl Default for StoreTuning {
             // Shorter gains little latency beside the fdatasync itself; longer delays followers.
             commit_interval_ms: 5,
             updates_max: 4_096,
+            pull_scopes_max: 1_024,
+            pull_bytes_max: 16 << 20,
             eviction_step: 256,
             tombstones_max: 65_536,
             groups_max: 65_536,

@@ -6,6 +6,7 @@ refrain_service_kit::label_values! {
         Mailbox = "mailbox_max",
         PendingTokens = "pending_tokens_max",
         Updates = "updates_max",
+        Scopes = "pull_scopes_max",
         DocumentTokens = "document_tokens_max",
         Head = "head",
         Namespaces = "namespaces_max",

@@ -3,28 +3,26 @@
 use std::collections::HashSet;
 
 use refrain_protocol::document::{
-    DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StreamPosition,
+    DocumentUpdate, FeedCursor, FeedDelta, FeedEvent, StreamPosition,
 };
 use refrain_protocol::{ApiError, DocumentId, NamespaceId};
 
 use crate::catalog::{Catalog, FeedChange, GroupReader};
 use crate::log::RecordLog;
+use crate::reading::answer_budget::AnswerBudget;
 use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, finish_of};
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
-/// Most events of one answer. Tombstones have no tokens, so the limit of tokens does not bound them.
-const EVENTS_MAX: usize = 65_536;
-
-/// An answer to `follow`, and the documents that were found damaged.
+/// The changes of a feed, and the documents that were found damaged.
 pub(crate) struct FeedRead {
-    pub(crate) reply: FollowReply,
+    pub(crate) delta: FeedDelta,
     pub(crate) damaged: HashSet<DocumentKey>,
 }
 
 /// The feed that is read.
 #[derive(Clone, Copy)]
-enum FeedSource<'a> {
+pub(crate) enum FeedSource<'a> {
     /// A namespace, without the growth of the reader's own documents.
     Namespace(NamespaceId, &'a HashSet<DocumentId>),
     Group(&'a GroupReader<'a>),
@@ -77,38 +75,15 @@ impl FeedSource<'_> {
     }
 }
 
-/// Reads the changes of a namespace after a cursor. It returns at least one if there is one, and at most
-/// `tokens_max` tokens unless the first change has more. How documents grow that are the reader's `own` is left out.
+/// Reads the changes of a feed after a cursor while the answer has room. `seen` gets each change that is read, with
+/// the catalog at that moment.
 ///
 /// Blocks on the disk and on the writer, so call it from blocking threads only.
-pub(crate) fn read_feed(
-    shared: &SharedStore,
-    namespace: NamespaceId,
-    after: FeedCursor,
-    own: &HashSet<DocumentId>,
-    tokens_max: usize,
-) -> Result<FeedRead, ApiError> {
-    let source = FeedSource::Namespace(namespace, own);
-    read(shared, source, after, tokens_max, |_, _| {})
-}
-
-/// [`read_feed`] of a group's log. `seen` gets each change that is read, with the catalog at that moment.
-pub(crate) fn read_group(
-    shared: &SharedStore,
-    reader: &GroupReader<'_>,
-    after: FeedCursor,
-    tokens_max: usize,
-    seen: impl FnMut(&Catalog, u64),
-) -> Result<FeedRead, ApiError> {
-    let source = FeedSource::Group(reader);
-    read(shared, source, after, tokens_max, seen)
-}
-
-fn read(
+pub(crate) fn read(
     shared: &SharedStore,
     source: FeedSource<'_>,
     after: FeedCursor,
-    tokens_max: usize,
+    budget: &mut AnswerBudget,
     mut seen: impl FnMut(&Catalog, u64),
 ) -> Result<FeedRead, ApiError> {
     let namespace = source.namespace();
@@ -117,7 +92,6 @@ fn read(
     // Until the end is reached, the reader has no more than before.
     let mut seen_position = after.seen;
     let mut events = Vec::new();
-    let mut tokens = 0;
     let mut damaged = HashSet::new();
     let caught_up = loop {
         let open = shared.read()?;
@@ -142,12 +116,12 @@ fn read(
             FeedChange::Range { start, end, .. } => (end - start) as usize,
             FeedChange::Removed(_) => 0,
         };
-        if !events.is_empty() && (tokens + size > tokens_max || events.len() >= EVENTS_MAX) {
+        if !budget.admits(size) {
             break false;
         }
         match event(catalog, &**log, namespace, change) {
             Ok(Some(event)) => {
-                tokens += size;
+                budget.take(&event);
                 events.push(event);
             }
             Ok(None) => {}
@@ -162,7 +136,7 @@ fn read(
         cursor = source.cursor(catalog, sequence);
     };
     Ok(FeedRead {
-        reply: FollowReply {
+        delta: FeedDelta {
             reset,
             events,
             cursor: FeedCursor {
@@ -210,4 +184,18 @@ fn event(
             None
         },
     })))
+}
+
+/// Reads the changes of a namespace, for tests.
+#[cfg(test)]
+pub(crate) fn read_feed(
+    shared: &SharedStore,
+    namespace: NamespaceId,
+    after: FeedCursor,
+    own: &HashSet<DocumentId>,
+    tokens_max: usize,
+) -> Result<FeedRead, ApiError> {
+    let source = FeedSource::Namespace(namespace, own);
+    let mut budget = AnswerBudget::new(tokens_max, usize::MAX);
+    read(shared, source, after, &mut budget, |_, _| {})
 }

@@ -52,7 +52,7 @@ struct Inner {
     feed: Option<Arc<FeedStatus>>,
     drain: Drain,
     reads: Arc<Semaphore>,
-    /// Calls of `follow` that may still wait.
+    /// Pulls that may still wait.
     wait_permits: Arc<Semaphore>,
     /// The gateways that send usage.
     usage_gateways: UsageGateways,
@@ -71,7 +71,7 @@ pub struct StoreState {
     pub stats: StoreStats,
     /// Tokens that wait for a commit.
     pub pending_tokens: u64,
-    /// Calls of `follow` that wait for a change.
+    /// Pulls that wait for a change.
     pub waiters: i64,
     /// Namespaces that these calls wait for.
     pub namespaces_awaited: usize,

@@ -44,13 +44,12 @@ const ALL_CALLERS: &[MeshRole] = &[
 /// The roles that may call each route.
 const ROLES: &RouteRoles = &[
     ("/internal/v1/append", DRAFTERS),
-    ("/internal/v1/follow", DRAFTERS),
+    ("/internal/v1/pull", DRAFTERS),
     ("/internal/v1/touch", DRAFTERS),
     (
         "/internal/v1/groups/register",
         &[MeshRole::Gateway, MeshRole::Worker, MeshRole::Engine],
     ),
-    ("/internal/v1/groups/fetch", DRAFTERS),
     ("/internal/v1/output-lengths", &[MeshRole::Gateway]),
     ("/internal/v1/segments", DRAFTERS),
     ("/internal/v1/segments/piece", DRAFTERS),
@@ -92,10 +91,9 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
         web::scope("/internal/v1")
             .wrap(mesh_only(mesh.clone(), ROLES))
             .service(post("/append", append))
-            .service(post("/follow", follow))
+            .service(post("/pull", pull))
             .service(post("/touch", touch))
             .service(post("/groups/register", register_group))
-            .service(post("/groups/fetch", fetch_groups))
             .service(post("/output-lengths", output_lengths))
             .service(post("/segments", segments))
             .service(post("/segments/piece", segment_piece))
@@ -153,7 +151,7 @@ macro_rules! bincode_calls {
 }
 
 bincode_calls! {
-    append follow touch register_group fetch_groups output_lengths segments segment_piece
+    append pull touch register_group output_lengths segments segment_piece
     documents unknown_documents acceptance_stats tenants change_tenant record_usage usage_rows import export
     join_offer join_list join_piece join_documents
 }

@@ -314,11 +314,11 @@ impl Follower {
         )
         .unwrap();
         assert!(read.damaged.is_empty());
-        if read.reply.reset {
+        if read.delta.reset {
             self.resets += 1;
             self.documents.clear();
         }
-        for event in read.reply.events {
+        for event in read.delta.events {
             self.events += 1;
             match event {
                 FeedEvent::Remove(document) => {
@@ -327,8 +327,8 @@ impl Follower {
                 FeedEvent::Update(update) => self.apply(update),
             }
         }
-        self.cursor = read.reply.cursor;
-        read.reply.caught_up
+        self.cursor = read.delta.cursor;
+        read.delta.caught_up
     }
 
     fn apply(&mut self, update: DocumentUpdate) {

@@ -24,11 +24,10 @@ use files::copy;
 use logs::{catalog, make_earlier};
 use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, StoreTuning, start};
 use refrain_protocol::admin::ImportRequest;
-use refrain_protocol::document::{
-    DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason, FollowRequest,
-};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FeedEvent, FinishReason};
 use refrain_protocol::{DocumentId, Namespace};
-use refrain_rpc::{DraftStore as _, StoreAdmin as _};
+use refrain_rpc::StoreAdmin as _;
+use refrain_rpc::testing::ScopeReader;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 
@@ -101,14 +100,8 @@ impl Store {
 
     async fn texts(&self) -> BTreeMap<u128, Vec<u32>> {
         let signer = NamespaceSigner::new(&self.mesh).unwrap();
-        let request = FollowRequest {
-            namespace: signer.sign(names()),
-            after: FeedCursor::default(),
-            own: Vec::new(),
-            max_tokens: 1 << 20,
-            wait_ms: 0,
-        };
-        let reply = self.server.handle().follow(request).await.unwrap();
+        let reader = ScopeReader::new(signer.sign(names()));
+        let reply = reader.read(&self.server.handle()).await.unwrap();
         assert!(reply.caught_up);
         let mut texts = BTreeMap::new();
         for event in reply.events {

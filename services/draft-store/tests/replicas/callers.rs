@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use refrain_protocol::document::{FeedCursor, FeedEvent, FollowReply, FollowRequest};
-use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
+use refrain_protocol::document::{FeedCursor, FeedDelta, FeedEvent};
+use refrain_protocol::group::RegisterGroupRequest;
+use refrain_protocol::pull::Scope;
 use refrain_protocol::shard::shard_of;
+use refrain_rpc::testing::ScopeReader;
 use refrain_rpc::{DraftStore, StoreCluster};
 use refrain_service_kit::http::MeshClient;
 use tokio::net::{TcpListener, TcpStream};
@@ -78,18 +80,16 @@ async fn follow(
     mesh: &MeshConfig,
     after: FeedCursor,
     wait_ms: u32,
-) -> FollowReply {
-    let request = FollowRequest {
-        namespace: sign(mesh, "one"),
+) -> FeedDelta {
+    let reader = ScopeReader {
         after,
-        own: Vec::new(),
-        max_tokens: 1 << 20,
         wait_ms,
+        ..ScopeReader::new(sign(mesh, "one"))
     };
-    store.follow(request).await.unwrap()
+    reader.read(store).await.unwrap()
 }
 
-fn documents(reply: &FollowReply) -> Vec<u128> {
+fn documents(reply: &FeedDelta) -> Vec<u128> {
     let events = reply.events.iter().map(|event| match event {
         FeedEvent::Update(update) => update.document.0,
         FeedEvent::Remove(document) => panic!("{document:?} was removed"),
@@ -297,6 +297,23 @@ async fn namespaces_are_spread_over_shards() {
         );
     }
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    // A pull is of one shard, which the caller is told for each namespace.
+    let mut pulls = [(); 2].map(|()| ScopeReader::new(sign(&mesh, "tenant 0")).request());
+    pulls.iter_mut().for_each(|pull| pull.namespaces.clear());
+    for tenant in 0..16 {
+        let signed = sign(&mesh, &format!("tenant {tenant}"));
+        let shard = store.shard_of(signed.namespace.id()) as usize;
+        pulls[shard]
+            .namespaces
+            .extend(ScopeReader::new(signed).request().namespaces);
+    }
+    for (pull, count) in pulls.iter().zip(counts) {
+        assert_eq!(store.pull(pull.clone()).await.unwrap().deltas.len(), count);
+    }
+    let [mut mixed, other] = pulls;
+    mixed.namespaces.extend(other.namespaces);
+    let refused = store.pull(mixed).await.unwrap_err();
+    assert_eq!(refused.kind, refrain_protocol::ErrorKind::Unavailable);
     assert_eq!(store.stats().await.unwrap().documents, 16);
 }
 
@@ -326,17 +343,12 @@ async fn samples_of_a_group_are_read_at_another_replica_while_they_grow() {
         replicas[0].append("one", vec![piece]).await;
         let mut len = 0;
         while len < (part + 1) * 40 {
-            let request = FetchGroupsRequest {
-                namespace: sign(&mesh, "one"),
-                groups: vec![GroupCursor {
-                    group: "g".into(),
-                    after: cursor,
-                    own: Vec::new(),
-                }],
-                max_tokens: 1 << 20,
+            let reader = ScopeReader {
+                scope: Scope::Group("g".into()),
+                after: cursor,
+                ..ScopeReader::new(sign(&mesh, "one"))
             };
-            let reply = replicas[1].handle().fetch_groups(request).await.unwrap();
-            let log = &reply.groups[0].log;
+            let log = reader.read(&replicas[1].handle()).await.unwrap();
             cursor = log.cursor;
             for event in &log.events {
                 if let FeedEvent::Update(update) = event {

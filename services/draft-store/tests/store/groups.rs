@@ -1,7 +1,9 @@
 //! Groups of samples: the logs that a rollout's workers draft from.
 
 use refrain_protocol::ErrorKind;
-use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, GroupLog, RegisterGroupRequest};
+use refrain_protocol::document::FeedDelta;
+use refrain_protocol::group::RegisterGroupRequest;
+use refrain_protocol::pull::{NamespacePull, PullRequest, Scope, ScopeNews, ScopePull};
 use refrain_rpc::HttpDraftStore;
 use refrain_service_kit::http::MeshClient;
 
@@ -37,34 +39,29 @@ struct Group {
 impl Group {
     async fn catch_up(&mut self, client: &dyn DraftStore, store: &Store, group: &str) {
         loop {
-            let request = FetchGroupsRequest {
-                namespace: store.sign("a"),
-                groups: vec![GroupCursor {
-                    group: group.into(),
-                    after: self.cursor,
-                    own: self.own.iter().copied().map(DocumentId).collect(),
-                }],
+            let reader = ScopeReader {
+                scope: Scope::Group(group.into()),
+                after: self.cursor,
+                own: self.own.iter().copied().map(DocumentId).collect(),
                 max_tokens: 100,
+                ..ScopeReader::new(store.sign("a"))
             };
-            let reply = client.fetch_groups(request).await.unwrap();
-            let [log] = &reply.groups[..] else {
-                panic!("one log was asked for")
-            };
-            if self.take(log) {
+            let log = reader.log(client).await.unwrap();
+            self.is_registered = log.is_some();
+            if log.is_none_or(|(delta, age_ms)| self.take(&delta, age_ms)) {
                 return;
             }
         }
     }
 
     /// Applies a log. Returns whether it reaches to the end.
-    fn take(&mut self, log: &GroupLog) -> bool {
-        self.is_registered = log.is_registered;
-        self.ages_ms.extend(log.age_ms);
-        if log.log.reset {
+    fn take(&mut self, delta: &FeedDelta, age_ms: Option<u32>) -> bool {
+        self.ages_ms.extend(age_ms);
+        if delta.reset {
             self.resets += 1;
             self.texts.clear();
         }
-        for event in &log.log.events {
+        for event in &delta.events {
             match event {
                 FeedEvent::Remove(document) => {
                     self.texts.remove(&document.0);
@@ -79,8 +76,8 @@ impl Group {
                 }
             }
         }
-        self.cursor = log.log.cursor;
-        log.log.caught_up
+        self.cursor = delta.cursor;
+        delta.caught_up
     }
 
     fn documents(&self) -> Vec<u128> {
@@ -134,7 +131,7 @@ async fn a_groups_log_consists_of_the_updates_of_its_documents() {
         group.catch_up(&http, &store, "g").await;
         writer.catch_up(&http, &store, "g").await;
     }
-    assert_eq!((group.documents(), group.resets), (vec![1, 2], 2));
+    assert_eq!((group.documents(), group.resets), (vec![1, 2], 1));
     assert_eq!(group.tokens, 240, "each token once");
     assert_eq!((writer.documents(), writer.tokens), (vec![2], 120));
     // The age counts from when the tokens were emitted, which was before they were sent.
@@ -173,29 +170,35 @@ async fn one_call_reads_several_groups_up_to_its_limit() {
     let mut groups = names.map(|_| Group::default());
     let mut calls = 0;
     loop {
-        let cursors = names.iter().zip(&groups).map(|(name, group)| GroupCursor {
-            group: (*name).into(),
+        let scopes = names.iter().zip(&groups).map(|(name, group)| ScopePull {
+            scope: Scope::Group((*name).into()),
             after: group.cursor,
             own: Vec::new(),
         });
-        let request = FetchGroupsRequest {
-            namespace: store.sign("a"),
-            groups: cursors.collect(),
+        let request = PullRequest {
+            namespaces: vec![NamespacePull {
+                namespace: store.sign("a"),
+                scopes: scopes.collect(),
+            }],
             max_tokens: 100,
+            wait_ms: 0,
         };
-        let reply = handle.fetch_groups(request).await.unwrap();
+        let reply = handle.pull(request).await.unwrap();
         calls += 1;
-        let logs = reply.groups.iter();
-        let tokens: u32 = logs.map(|log| log.log.tokens()).sum();
-        // A group whose first change does not fit is answered with that change all the same.
-        assert!((1..=120).contains(&tokens) || calls > 2, "{tokens}");
-        let ends = groups.iter_mut().zip(&reply.groups);
-        let ended = ends.map(|(group, log)| group.take(log)).collect::<Vec<_>>();
-        if ended.iter().all(|ended| *ended) {
+        let mut tokens = 0;
+        for delta in reply.deltas {
+            let ScopeNews::Changes { delta: log, age_ms } = delta.news else {
+                panic!("{delta:?}");
+            };
+            tokens += log.tokens();
+            groups[delta.scope as usize].take(&log, age_ms);
+        }
+        assert!((1..=100).contains(&tokens), "{tokens}");
+        if !reply.is_full {
             break;
         }
     }
-    assert_eq!(calls, 2);
+    assert_eq!(calls, 3);
     for (document, group) in (1..).zip(&groups) {
         assert_eq!(group.texts[&document], [document as u32; 60]);
     }

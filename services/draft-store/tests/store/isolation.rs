@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use actix_web::http::Method;
-use refrain_protocol::document::FollowReply;
-use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengthsRequest, PromptHash};
+use refrain_protocol::pull::{NamespacePull, PullReply, PullRequest, Scope, ScopeNews, ScopePull};
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
@@ -61,16 +61,6 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
             }),
         ),
         (
-            "/internal/v1/follow",
-            body(&FollowRequest {
-                namespace: namespace.clone(),
-                after: FeedCursor::default(),
-                own: Vec::new(),
-                max_tokens: 1_000,
-                wait_ms: 0,
-            }),
-        ),
-        (
             "/internal/v1/segments",
             body(&SegmentsRequest {
                 namespace: namespace.clone(),
@@ -109,15 +99,20 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
             }),
         ),
         (
-            "/internal/v1/groups/fetch",
-            body(&FetchGroupsRequest {
-                namespace: namespace.clone(),
-                groups: vec![GroupCursor {
-                    group: "g".into(),
-                    after: FeedCursor::default(),
-                    own: Vec::new(),
+            "/internal/v1/pull",
+            body(&PullRequest {
+                namespaces: vec![NamespacePull {
+                    namespace: namespace.clone(),
+                    scopes: [Scope::Namespace, Scope::Group("g".into())]
+                        .map(|scope| ScopePull {
+                            scope,
+                            after: FeedCursor::default(),
+                            own: Vec::new(),
+                        })
+                        .into(),
                 }],
                 max_tokens: 1_000,
+                wait_ms: 0,
             }),
         ),
         (
@@ -205,7 +200,21 @@ async fn strangers_and_forgers_get_the_same_answer_whatever_is_stored() {
                 for (path, body) in named_calls(namespace, secret_segment) {
                     let (status, body) =
                         answer(store, &Method::POST, path, secret.as_deref(), body).await;
-                    assert_eq!(status, 401, "{path}");
+                    if secret_is_right && path.ends_with("/pull") {
+                        // Each scope is refused by itself.
+                        let reply: PullReply = decode_bincode(&body).unwrap();
+                        let kinds = reply.deltas.iter().map(|delta| match &delta.news {
+                            ScopeNews::Refused { kind, .. } => *kind,
+                            other => panic!("{other:?}"),
+                        });
+                        let kinds: Vec<ErrorKind> = kinds.collect();
+                        assert_eq!(
+                            (status, &kinds[..]),
+                            (200, &[ErrorKind::Unauthorized; 2][..])
+                        );
+                    } else {
+                        assert_eq!(status, 401, "{path}");
+                    }
                     of_store.push((path, status, body));
                 }
             }
@@ -263,14 +272,18 @@ async fn another_tenant_sees_an_empty_store() {
                     let mut reply: SegmentsReply = decode_bincode(&answer).unwrap();
                     reply.cursor.generation = 0;
                     assert_eq!(reply, SegmentsReply::default());
-                } else if path.ends_with("/follow") {
-                    let mut reply: FollowReply = decode_bincode(&answer).unwrap();
-                    assert!(reply.events.is_empty() && reply.caught_up);
-                    // This is random. All else is as in an empty store.
-                    reply.cursor.generation = 0;
+                } else if path.ends_with("/pull") {
+                    let mut reply: PullReply = decode_bincode(&answer).unwrap();
+                    assert_eq!(reply.deltas.len(), 2);
+                    for delta in &mut reply.deltas {
+                        let ScopeNews::Changes { delta, .. } = &mut delta.news else {
+                            panic!("{delta:?}");
+                        };
+                        assert!(delta.events.is_empty() && delta.caught_up);
+                        // This is random. All else is as in an empty store.
+                        delta.cursor.generation = 0;
+                    }
                     of_store.push((path, body(&reply)));
-                } else if path.ends_with("/fetch") {
-                    of_store.push((path, vec![answer.len() as u8]));
                 } else {
                     of_store.push((path, answer));
                 }

@@ -38,11 +38,11 @@ use refrain_draft_store::{
     DraftStoreConfig, DraftStoreHandle, DraftStoreServer, StoreTuning, start,
 };
 use refrain_protocol::document::{
-    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
-    FollowRequest, TouchRequest,
+    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason, TouchRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, Namespace, SignedNamespace, TokenId};
 use refrain_rpc::DraftStore;
+use refrain_rpc::testing::ScopeReader;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 
@@ -212,14 +212,12 @@ impl Follower {
     /// Catches up with a store that may be closed meanwhile.
     async fn try_catch_up(&mut self, store: &Store, tenant: &str) -> Result<(), ApiError> {
         loop {
-            let request = FollowRequest {
-                namespace: store.sign(tenant),
+            let reader = ScopeReader {
                 after: self.cursor,
-                own: Vec::new(),
                 max_tokens: 500,
-                wait_ms: 0,
+                ..ScopeReader::new(store.sign(tenant))
             };
-            let reply = store.handle().follow(request).await?;
+            let reply = reader.read(&store.handle()).await?;
             if reply.reset {
                 self.resets += 1;
                 self.texts.clear();

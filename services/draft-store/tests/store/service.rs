@@ -5,18 +5,19 @@ use std::time::Instant;
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
+use refrain_protocol::group::RegisterGroupRequest;
+use refrain_protocol::pull::{NamespacePull, PullReply, PullRequest, Scope, ScopeNews, ScopePull};
 use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 
 use super::*;
 
-fn follow(store: &Store, tenant: &str, after: FeedCursor, wait_ms: u32) -> FollowRequest {
-    FollowRequest {
-        namespace: store.sign(tenant),
+fn follow(store: &Store, tenant: &str, after: FeedCursor, wait_ms: u32) -> ScopeReader {
+    ScopeReader {
         after,
-        own: Vec::new(),
         max_tokens: 1000,
         wait_ms,
+        ..ScopeReader::new(store.sign(tenant))
     }
 }
 
@@ -41,8 +42,8 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
         acknowledgement: None,
     };
     assert_eq!(http.append(request.clone()).await.unwrap().lengths, [3000]);
-    let reply = http
-        .follow(follow(&store, "a", FeedCursor::default(), 0))
+    let reply = follow(&store, "a", FeedCursor::default(), 0)
+        .read(&http)
         .await
         .unwrap();
     assert!(reply.reset && reply.caught_up);
@@ -94,13 +95,12 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
 async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
-    let first = store
-        .handle()
-        .follow(follow(&store, "a", FeedCursor::default(), 0))
+    let first = follow(&store, "a", FeedCursor::default(), 0)
+        .read(&store.handle())
         .await
         .unwrap();
     let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 30_000));
-    let waiting = tokio::spawn(async move { handle.follow(request).await });
+    let waiting = tokio::spawn(async move { request.read(&handle).await });
     eventually(async || store.handle().observe().waiters > 0).await;
     store.append("b", vec![update(1, 0, &[1])]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -111,9 +111,8 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
     assert_eq!(store.handle().observe().namespaces_awaited, 0);
     // The wait also ends by itself.
     let started = Instant::now();
-    let reply = store
-        .handle()
-        .follow(follow(&store, "a", reply.cursor, 30))
+    let reply = follow(&store, "a", reply.cursor, 30)
+        .read(&store.handle())
         .await
         .unwrap();
     assert!(reply.events.is_empty() && reply.caught_up);
@@ -125,27 +124,27 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
 async fn a_follower_is_not_sent_what_it_writes_itself() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
-    let own = |after, wait_ms| FollowRequest {
+    let own = |after, wait_ms| ScopeReader {
         own: vec![DocumentId(1)],
         ..follow(&store, "a", after, wait_ms)
     };
     let sent = vec![update(1, 0, &[1, 2]), update(2, 0, &[3])];
     store.append("a", sent).await.unwrap();
     let first = own(FeedCursor::default(), 0);
-    let reply = store.handle().follow(first).await.unwrap();
+    let reply = first.read(&store.handle()).await.unwrap();
     let [FeedEvent::Update(other)] = &reply.events[..] else {
         panic!("{:?}", reply.events)
     };
     assert_eq!((other.document, reply.caught_up), (DocumentId(2), true));
     // Its growth ends no wait, and is behind the follower after that.
     let (handle, request) = (store.handle(), own(reply.cursor, 300));
-    let waiting = tokio::spawn(async move { handle.follow(request).await });
+    let waiting = tokio::spawn(async move { request.read(&handle).await });
     eventually(async || store.handle().observe().waiters > 0).await;
     store.append("a", vec![update(1, 2, &[5])]).await.unwrap();
     let reply = waiting.await.unwrap().unwrap();
     assert_eq!((reply.events.len(), reply.caught_up), (0, true));
     let rest = follow(&store, "a", reply.cursor, 0);
-    assert_eq!(store.handle().follow(rest).await.unwrap().events, []);
+    assert_eq!(rest.read(&store.handle()).await.unwrap().events, []);
     // It is told of the removal.
     let erased = EraseRequest {
         tenant: Some("a".into()),
@@ -153,7 +152,7 @@ async fn a_follower_is_not_sent_what_it_writes_itself() {
     };
     store.handle().erase(erased).await.unwrap();
     let last = own(reply.cursor, 0);
-    let mut removed = store.handle().follow(last).await.unwrap().events;
+    let mut removed = last.read(&store.handle()).await.unwrap().events;
     removed.sort_by_key(|event| matches!(event, FeedEvent::Remove(DocumentId(2))));
     let all = [DocumentId(1), DocumentId(2)].map(FeedEvent::Remove);
     assert_eq!(removed, all);
@@ -171,13 +170,12 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
         ..config(dir.path())
     };
     let store = Store::start(slow).await;
-    let first = store
-        .handle()
-        .follow(follow(&store, "a", FeedCursor::default(), 0))
+    let first = follow(&store, "a", FeedCursor::default(), 0)
+        .read(&store.handle())
         .await
         .unwrap();
     let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 30_000));
-    let waiting = tokio::spawn(async move { handle.follow(request).await });
+    let waiting = tokio::spawn(async move { request.read(&handle).await });
     let handle = store.handle();
     let request = AppendRequest {
         namespace: store.sign("a"),
@@ -212,25 +210,208 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
     store.stop().await;
 }
 
-#[tokio::test]
-async fn the_default_limit_lets_twenty_workers_follow_as_many_namespaces_as_they_hold() {
-    const WORKERS: i64 = 20;
-    // The default of `worker.replica.namespaces_max`.
-    const NAMESPACES: i64 = 64;
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::start(config(dir.path())).await;
-    let mut calls = Vec::new();
-    for namespace in 0..NAMESPACES {
-        let tenant = format!("tenant-{namespace}");
-        let first = follow(&store, &tenant, FeedCursor::default(), 0);
-        let cursor = store.handle().follow(first).await.unwrap().cursor;
-        for _ in 0..WORKERS {
-            let (handle, request) = (store.handle(), follow(&store, &tenant, cursor, 30_000));
-            calls.push(tokio::spawn(async move { handle.follow(request).await }));
+/// A pull of several scopes, each from its beginning.
+fn pull(store: &Store, of: &[(&str, &[Scope])], wait_ms: u32) -> PullRequest {
+    let namespaces = of.iter().map(|(tenant, scopes)| NamespacePull {
+        namespace: store.sign(tenant),
+        scopes: scopes
+            .iter()
+            .map(|scope| ScopePull {
+                scope: scope.clone(),
+                after: FeedCursor::default(),
+                own: Vec::new(),
+            })
+            .collect(),
+    });
+    PullRequest {
+        namespaces: namespaces.collect(),
+        max_tokens: 1_000,
+        wait_ms,
+    }
+}
+
+/// Goes on after an answer.
+fn advance(request: &mut PullRequest, reply: &PullReply) {
+    let scopes = request.namespaces.iter_mut().flat_map(|of| &mut of.scopes);
+    let mut scopes: Vec<&mut ScopePull> = scopes.collect();
+    for delta in &reply.deltas {
+        if let ScopeNews::Changes { delta: changes, .. } = &delta.news {
+            scopes[delta.scope as usize].after = changes.cursor;
         }
     }
-    eventually(async || store.handle().observe().waiters == WORKERS * NAMESPACES).await;
-    assert_eq!(store.handle().observe().namespaces_awaited, 64);
+}
+
+/// The positions of the scopes that have events, with their numbers.
+fn events(reply: &PullReply) -> Vec<(u32, usize)> {
+    let deltas = reply.deltas.iter().filter_map(|of| match &of.news {
+        ScopeNews::Changes { delta, .. } => Some((of.scope, delta.events.len())),
+        _ => None,
+    });
+    deltas.filter(|(_, events)| *events > 0).collect()
+}
+
+#[tokio::test]
+async fn one_pull_waits_for_the_news_of_all_its_namespaces_and_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let group = Scope::Group("g".into());
+    store
+        .handle()
+        .register_group(RegisterGroupRequest {
+            namespace: store.sign("c"),
+            group: "g".into(),
+            ttl_ms: 60_000,
+        })
+        .await
+        .unwrap();
+    let of = [
+        ("a", &[Scope::Namespace][..]),
+        ("b", &[Scope::Namespace]),
+        ("c", &[group]),
+    ];
+    let mut request = pull(&store, &of, 30_000);
+    let first = store.handle().pull(request.clone()).await.unwrap();
+    assert_eq!((first.deltas.len(), first.is_full), (3, false));
+    advance(&mut request, &first);
+    let wait = |request: &PullRequest| {
+        let (handle, request) = (store.handle(), request.clone());
+        tokio::spawn(async move { handle.pull(request).await })
+    };
+    let mut sample = update(7, 0, &[1, 2]);
+    sample.head.group = Some("g".into());
+    for (tenant, sent, expected) in [
+        ("b", update(1, 0, &[1]), [(1, 1)]),
+        ("c", sample, [(2, 1)]),
+        ("a", update(1, 0, &[1]), [(0, 1)]),
+    ] {
+        let waiting = wait(&request);
+        eventually(async || store.handle().observe().waiters > 0).await;
+        // Another document of a group's namespace is no news of the group, and others are none at all.
+        for other in ["c", "d"] {
+            store.append(other, vec![update(2, 0, &[9])]).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!waiting.is_finished());
+        store.append(tenant, vec![sent]).await.unwrap();
+        let reply = waiting.await.unwrap().unwrap();
+        assert_eq!(events(&reply), expected);
+        advance(&mut request, &reply);
+    }
+    assert_eq!(store.handle().observe().namespaces_awaited, 0);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_scope_that_is_refused_or_unknown_answers_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    store.append("b", vec![update(1, 0, &[1])]).await.unwrap();
+    let of = [
+        ("a", &[Scope::Namespace, Scope::Group("g".into())][..]),
+        ("b", &[Scope::Group("unknown".into()), Scope::Namespace]),
+    ];
+    let mut request = pull(&store, &of, 30_000);
+    request.namespaces[0].namespace.issued_at_s -= 1;
+    let reply = store.handle().pull(request).await.unwrap();
+    let news: Vec<ScopeNews> = reply.deltas.iter().map(|of| of.news.clone()).collect();
+    let [
+        refused,
+        refused_group,
+        ScopeNews::Unregistered,
+        ScopeNews::Changes { delta, .. },
+    ] = &news[..]
+    else {
+        panic!("{news:?}");
+    };
+    assert_eq!(delta.events.len(), 1);
+    for news in [refused, refused_group] {
+        let is_refused = matches!(
+            news,
+            ScopeNews::Refused {
+                kind: ErrorKind::Unauthorized,
+                ..
+            }
+        );
+        assert!(is_refused, "{news:?}");
+    }
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_answer_leaves_the_last_scopes_to_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let limited = DraftStoreConfig {
+        tuning: StoreTuning {
+            // Some three documents.
+            pull_bytes_max: 3 * 230,
+            pull_scopes_max: 3,
+            ..tuning()
+        },
+        ..config(dir.path())
+    };
+    let store = Store::start(limited).await;
+    for tenant in ["a", "b", "c"] {
+        let documents = (0..2).map(|document| update(document, 0, &[1; 10]));
+        store.append(tenant, documents.collect()).await.unwrap();
+    }
+    let scopes = &[Scope::Namespace][..];
+    let mut request = pull(&store, &[("a", scopes), ("b", scopes), ("c", scopes)], 0);
+    let mut read = Vec::new();
+    for _ in 0..3 {
+        let reply = store.handle().pull(request.clone()).await.unwrap();
+        advance(&mut request, &reply);
+        read.push((events(&reply), reply.is_full));
+    }
+    assert_eq!(
+        read,
+        [
+            (vec![(0, 2), (1, 1)], true),
+            (vec![(1, 1), (2, 2)], false),
+            (vec![], false)
+        ]
+    );
+    assert_eq!(store.metric("refrain_draft_store_full_pulls_total"), 1.0);
+    let too_many = pull(
+        &store,
+        &[
+            ("a", scopes),
+            ("b", &[Scope::Namespace, Scope::Namespace]),
+            ("c", scopes),
+        ],
+        0,
+    );
+    let refused = store.handle().pull(too_many).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::TooLarge);
+    let count = "refrain_draft_store_rejections_total{limit=\"pull_scopes_max\"}";
+    assert_eq!(store.metric(count), 1.0);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn workers_wait_with_one_call_each_for_all_namespaces_that_they_hold() {
+    const WORKERS: i64 = 200;
+    // The default of `worker.replica.namespaces_max`.
+    const NAMESPACES: usize = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let tenants: Vec<String> = (0..NAMESPACES)
+        .map(|number| format!("tenant-{number}"))
+        .collect();
+    let of: Vec<(&str, &[Scope])> = tenants
+        .iter()
+        .map(|tenant| (&**tenant, &[Scope::Namespace][..]))
+        .collect();
+    let mut request = pull(&store, &of, 30_000);
+    let first = store.handle().pull(request.clone()).await.unwrap();
+    advance(&mut request, &first);
+    let calls: Vec<_> = (0..WORKERS)
+        .map(|_| {
+            let (handle, request) = (store.handle(), request.clone());
+            tokio::spawn(async move { handle.pull(request).await })
+        })
+        .collect();
+    eventually(async || store.handle().observe().waiters == WORKERS).await;
+    assert_eq!(store.handle().observe().namespaces_awaited, NAMESPACES);
     // The end of the store releases them, and none was refused.
     store.stop().await;
     for call in calls {
@@ -323,9 +504,8 @@ async fn limits_refuse_calls_and_count_them() {
 
     let mut cursor = FeedCursor::default();
     loop {
-        let reply = store
-            .handle()
-            .follow(follow(&store, "a", cursor, 0))
+        let reply = follow(&store, "a", cursor, 0)
+            .read(&store.handle())
             .await
             .unwrap();
         cursor = reply.cursor;
@@ -335,12 +515,9 @@ async fn limits_refuse_calls_and_count_them() {
     }
     // The first one waits until the second one is refused, however long that takes.
     let (handle, request) = (store.handle(), follow(&store, "a", cursor, 60_000));
-    let waiting = tokio::spawn(async move { handle.follow(request).await });
+    let waiting = tokio::spawn(async move { request.read(&handle).await });
     eventually(async || store.handle().observe().waiters > 0).await;
-    let second = store
-        .handle()
-        .follow(follow(&store, "a", cursor, 300))
-        .await;
+    let second = follow(&store, "a", cursor, 300).read(&store.handle()).await;
     assert_eq!(second.unwrap_err().kind, ErrorKind::Overloaded);
     waiting.abort();
     store.stop().await;

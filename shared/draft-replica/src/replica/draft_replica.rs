@@ -6,13 +6,13 @@ use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::tasks::restarted;
 use refrain_suffix_index::{IndexConfig, IndexSizes};
-use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::follower::Follower;
 use super::groups::GroupMembership;
 use super::ingest::Ingest;
 use super::namespace::NamespaceReplica;
-use super::registry::{FollowedNamespace, Registry};
+use super::registry::Registry;
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
 use crate::uploader::Uploader;
@@ -21,22 +21,20 @@ use crate::uploader::Uploader;
 pub struct DraftReplica {
     pub(super) registry: Arc<Registry>,
     index: IndexConfig,
-    /// The runtime of the followers. A namespace may first be met on a thread of a listener that stops earlier.
-    runtime: Handle,
     maintenance: JoinHandle<()>,
-    /// Reads the logs of groups.
-    group_logs: JoinHandle<()>,
+    follower: JoinHandle<()>,
 }
 
 impl Drop for DraftReplica {
     fn drop(&mut self) {
         self.maintenance.abort();
-        self.group_logs.abort();
+        self.follower.abort();
     }
 }
 
 impl DraftReplica {
-    /// Starts an empty replica with its maintenance task, on the runtime of the caller. Followers run there as well.
+    /// Starts an empty replica with its two tasks, on the runtime of the caller: one follows the store, and one
+    /// maintains the indexes.
     pub fn new(
         config: ReplicaConfig,
         pattern_tokens_max: u32,
@@ -48,16 +46,24 @@ impl DraftReplica {
             ..IndexConfig::default()
         };
         let registry = Arc::new(Registry::new(config, index.clone(), store, metrics));
-        let runtime = Handle::current();
         let (maintained, followed) = (registry.clone(), registry.clone());
         let maintain = move || maintained.clone().maintain();
-        let follow = move || followed.clone().follow_groups();
+        let mut is_repeated = false;
+        let follow = move || {
+            // A task that panicked may have left anything.
+            if std::mem::replace(&mut is_repeated, true) {
+                for namespace in followed.namespaces() {
+                    let shared = followed.shared.clone();
+                    Ingest { namespace, shared }.reset();
+                }
+            }
+            Follower::new(followed.clone()).run()
+        };
         DraftReplica {
-            maintenance: runtime.spawn(restarted("maintenance of drafts", maintain)),
-            group_logs: runtime.spawn(restarted("logs of groups", follow)),
+            maintenance: tokio::spawn(restarted("maintenance of drafts", maintain)),
+            follower: tokio::spawn(restarted("follower", follow)),
             registry,
             index,
-            runtime,
         }
     }
 
@@ -65,32 +71,16 @@ impl DraftReplica {
     /// on. Past the limit the least recently used namespace is evicted.
     pub fn namespace(&self, id: NamespaceId, signed: &SignedNamespace) -> Arc<NamespaceReplica> {
         let mut namespaces = self.registry.namespaces.lock();
-        if let Some(followed) = namespaces.get(&id) {
-            let replica = followed.replica.clone();
+        if let Some(replica) = namespaces.get(&id) {
             replica.renew(replica.signed.lock(), signed);
-            return replica;
+            return replica.clone();
         }
         let replica = Arc::new(NamespaceReplica::new(id, signed, self.index.clone()));
         let shared = &self.registry.shared;
-        let ingest = Ingest {
-            namespace: replica.clone(),
-            shared: shared.clone(),
-        };
-        let mut is_repeated = false;
-        let follow = move || {
-            // A task that panicked may have left anything.
-            if std::mem::replace(&mut is_repeated, true) {
-                ingest.reset();
-            }
-            ingest.clone().follow()
-        };
-        let followed = FollowedNamespace {
-            replica: replica.clone(),
-            follower: self.runtime.spawn(restarted("follower", follow)),
-        };
-        if let Some((evicted, _)) = namespaces.push(id, followed) {
+        if let Some((evicted, _)) = namespaces.push(id, replica.clone()) {
             shared.forget(evicted);
         }
+        shared.scopes_changed.notify_one();
         shared.metrics.namespaces.set(namespaces.len() as i64);
         replica
     }
@@ -103,7 +93,7 @@ impl DraftReplica {
         signed: &SignedNamespace,
     ) -> Option<Arc<NamespaceReplica>> {
         let mut namespaces = self.registry.namespaces.try_lock()?;
-        let replica = namespaces.get(&id)?.replica.clone();
+        let replica = namespaces.get(&id)?.clone();
         if let Some(held) = replica.signed.try_lock() {
             replica.renew(held, signed);
         }
@@ -154,7 +144,7 @@ impl DraftReplica {
     /// Stops following the store, and all maintenance.
     pub fn stop(&self) {
         self.maintenance.abort();
-        self.group_logs.abort();
+        self.follower.abort();
         self.registry.namespaces.lock().clear();
     }
 

@@ -1,7 +1,7 @@
 //! Trees of groups of samples: the other samples of a prompt are the best guess at the next one.
 //!
 //! A group's tree holds outputs that ran here, and those that run elsewhere, as the log of the group brings them
-//! (`group_logs.rs`). It is always live, and is dropped soon after the group: its documents are those of the
+//! (`group_log.rs`). It is always live, and is dropped soon after the group: its documents are those of the
 //! namespace, which keeps them.
 
 use std::sync::Arc;
@@ -34,9 +34,6 @@ pub struct GroupReplica {
     last_used: Mutex<Instant>,
     metrics: ReplicaMetrics,
 }
-
-/// Shortest time between two registrations of a group that the store does not keep.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 /// How far the group's log in the store was read.
 #[derive(Clone, Copy, Default)]
@@ -188,14 +185,12 @@ impl GroupReplica {
     }
 
     /// Notes that the log was read from a position to a cursor. A log that was begun anew meanwhile stays at its
-    /// beginning, because the tree was emptied of what had been read; then this returns `false`.
-    pub(super) fn advance_log(&self, from: LogPosition, to: FeedCursor) -> bool {
+    /// beginning, because the tree was emptied of what had been read.
+    pub(super) fn advance_log(&self, from: LogPosition, to: FeedCursor) {
         let mut log = self.log.lock();
-        let goes_on = log.position.beginnings == from.beginnings;
-        if goes_on {
+        if log.position.beginnings == from.beginnings {
             log.position.cursor = to;
         }
-        goes_on
     }
 
     /// Whether the log was begun anew since it was at a position.
@@ -213,20 +208,17 @@ impl GroupReplica {
         self.log.lock().registered = Some(tokio::time::Instant::now());
     }
 
-    /// Notes that the store does not know the group, or no longer. Its log begins anew. A store that has just refused
-    /// the group for want of capacity is not asked again at once.
-    pub(super) fn note_unregistered(&self) {
-        let mut log = self.log.lock();
-        let is_refused = log.registered.is_some_and(|at| at.elapsed() < REFUSED_FOR);
-        log.registered = log.registered.filter(|_| is_refused);
-        log.begin_anew();
+    /// Has the log read from its beginning.
+    pub(super) fn begin_log_anew(&self) {
+        self.log.lock().begin_anew();
     }
 
     fn touch(&self) {
         *self.last_used.lock() = Instant::now();
     }
 
-    fn is_in_use(&self) -> bool {
+    /// Whether a request of the group runs here.
+    pub(super) fn is_in_use(&self) -> bool {
         self.read().is_in_use()
     }
 }
@@ -242,18 +234,23 @@ pub(super) struct Groups {
     groups: Mutex<LruCache<GroupKey, Arc<GroupReplica>>>,
     all_tokens: Arc<AtomicU64>,
     /// Signals that a request has joined its group.
-    has_joined: Notify,
+    scopes_changed: Arc<Notify>,
 }
 
 impl Groups {
-    pub(super) fn new(config: ReplicaConfig, index: IndexConfig, metrics: ReplicaMetrics) -> Self {
+    pub(super) fn new(
+        config: ReplicaConfig,
+        index: IndexConfig,
+        metrics: ReplicaMetrics,
+        scopes_changed: Arc<Notify>,
+    ) -> Self {
         Groups {
             index,
             config,
             metrics,
             groups: Mutex::new(LruCache::unbounded()),
             all_tokens: Arc::default(),
-            has_joined: Notify::new(),
+            scopes_changed,
         }
     }
 
@@ -279,7 +276,7 @@ impl Groups {
         }
         let group = groups.get_or_insert(key, || self.create());
         let membership = GroupMembership::new(group, document);
-        self.has_joined.notify_one();
+        self.scopes_changed.notify_one();
         Some(membership)
     }
 
@@ -298,7 +295,7 @@ impl Groups {
         }
         let group = groups.get_or_insert(key, || self.create());
         let membership = GroupMembership::try_new(group, document)?;
-        self.has_joined.notify_one();
+        self.scopes_changed.notify_one();
         Some(membership)
     }
 
@@ -333,7 +330,7 @@ impl Groups {
     pub(super) fn reset(&self, namespace: NamespaceId) {
         for group in self.of(namespace) {
             // First the log: what is being applied of it stops there.
-            group.log.lock().begin_anew();
+            group.begin_log_anew();
             group.write().reset();
         }
     }
@@ -365,11 +362,6 @@ impl Groups {
         entries.collect()
     }
 
-    /// Waits until a request joins its group.
-    pub(super) async fn joined(&self) {
-        self.has_joined.notified().await;
-    }
-
     /// Counts the tokens of all groups, and drops idle groups, the least recently used first, while these are too
     /// many for further ones. Returns the count.
     pub(super) fn recount(&self) -> u64 {
@@ -398,4 +390,4 @@ impl Groups {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

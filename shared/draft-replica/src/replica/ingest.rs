@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use refrain_protocol::DocumentId;
-use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::document::{DocumentUpdate, FeedDelta, FeedEvent};
 use tokio::time::Instant;
 
 use super::namespace::NamespaceReplica;
@@ -13,8 +13,8 @@ use super::registry::SharedState;
 use crate::config::ReplicaConfig;
 use crate::update::DocumentUpdateRef;
 
-/// The side of a namespace that the store writes to. The task that follows the store takes segments over
-/// (`take_over.rs`), and applies the feed (`follower.rs`).
+/// The side of a namespace that the store writes to. Segments are taken over (`take_over.rs`), and the feed is
+/// applied (`namespace_feed.rs`).
 #[derive(Clone)]
 pub(super) struct Ingest {
     pub(super) namespace: Arc<NamespaceReplica>,
@@ -28,6 +28,24 @@ const REMOVED_AT_ONCE: usize = 1024;
 const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Ingest {
+    /// Applies changes of the feed.
+    pub(super) async fn apply(&self, delta: FeedDelta) {
+        if delta.reset {
+            self.reset();
+        }
+        let mut removed = Vec::new();
+        for event in delta.events {
+            match event {
+                FeedEvent::Remove(document) => removed.push(document),
+                FeedEvent::Update(update) => {
+                    self.remove(&std::mem::take(&mut removed));
+                    self.merge(&update).await;
+                }
+            }
+        }
+        self.remove(&removed);
+    }
+
     /// Merges an update in parts. Other tasks of this thread, and requests, get the lock in between.
     pub(super) async fn merge(&self, update: &DocumentUpdate) {
         for part in DocumentUpdateRef::from(update).parts() {

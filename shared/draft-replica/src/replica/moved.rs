@@ -7,16 +7,16 @@
 //! The new store may have an earlier state of a document than the old one had. The later state stays here. It only
 //! makes drafts, and goes once the document is removed.
 
-use refrain_protocol::document::{FeedCursor, FollowReply, UnknownDocumentsRequest};
+use refrain_protocol::document::{FeedCursor, FeedDelta, UnknownDocumentsRequest};
 
 use super::ingest::Ingest;
 
 /// Documents that are compared with one call.
 const DOCUMENTS_AT_ONCE: usize = 4_096;
 
-/// Whether a reply to a reader at `before` comes from another store, which lets the reader go on.
-pub(super) fn has_moved(before: FeedCursor, reply: &FollowReply) -> bool {
-    before != FeedCursor::default() && !reply.reset && reply.cursor.generation != before.generation
+/// Whether the changes for a reader at `before` come from another store, which lets the reader go on.
+pub(super) fn has_moved(before: FeedCursor, delta: &FeedDelta) -> bool {
+    before != FeedCursor::default() && !delta.reset && delta.cursor.generation != before.generation
 }
 
 impl Ingest {

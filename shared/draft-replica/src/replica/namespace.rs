@@ -1,4 +1,4 @@
-//! The replica of one namespace, as its requests and its follower share it.
+//! The replica of one namespace, as its requests and the follower share it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,7 +132,19 @@ impl NamespaceReplica {
     ) {
         if signed.issued_at_s > held.issued_at_s {
             held.clone_from(signed);
-            self.renewed.notify_one();
+            self.renewed.notify_waiters();
+        }
+    }
+
+    /// Waits for a signature that was made after this time.
+    pub(super) async fn newer_signature(&self, than_s: u64) {
+        loop {
+            // A notification after this line is not missed.
+            let renewed = self.renewed.notified();
+            if self.signed.lock().issued_at_s > than_s {
+                return;
+            }
+            renewed.await;
         }
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use refrain_protocol::NamespaceId;
 use refrain_rpc::DraftStore;
 use refrain_suffix_index::IndexConfig;
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
 
 use super::capacity::Capacity;
 use super::groups::Groups;
@@ -23,27 +23,17 @@ pub(super) struct SharedState {
     pub(super) store: Arc<dyn DraftStore>,
     pub(super) metrics: ReplicaMetrics,
     pub(super) groups: Groups,
+    /// Signals that there are other namespaces, or other groups that run here.
+    pub(super) scopes_changed: Arc<Notify>,
     /// Tokens of all live parts, as the maintenance task counted them last.
     pub(super) live_tokens: AtomicU64,
     pub(super) capacity: Arc<Capacity>,
 }
 
-/// The namespaces that are followed. Followers hold the shared state alone, so that they end with the registry.
+/// The namespaces that are followed.
 pub(super) struct Registry {
     pub(super) shared: Arc<SharedState>,
-    pub(super) namespaces: Mutex<LruCache<NamespaceId, FollowedNamespace>>,
-}
-
-/// A namespace with the task that follows the store for it.
-pub(super) struct FollowedNamespace {
-    pub(super) replica: Arc<NamespaceReplica>,
-    pub(super) follower: JoinHandle<()>,
-}
-
-impl Drop for FollowedNamespace {
-    fn drop(&mut self) {
-        self.follower.abort();
-    }
+    pub(super) namespaces: Mutex<LruCache<NamespaceId, Arc<NamespaceReplica>>>,
 }
 
 impl Registry {
@@ -54,9 +44,16 @@ impl Registry {
         metrics: ReplicaMetrics,
     ) -> Self {
         let namespaces_max = NonZeroUsize::new(config.namespaces_max);
+        let scopes_changed = Arc::<Notify>::default();
         Registry {
             shared: Arc::new(SharedState {
-                groups: Groups::new(config.clone(), index, metrics.clone()),
+                groups: Groups::new(
+                    config.clone(),
+                    index,
+                    metrics.clone(),
+                    scopes_changed.clone(),
+                ),
+                scopes_changed,
                 config,
                 store,
                 metrics,
@@ -71,15 +68,13 @@ impl Registry {
     pub(super) fn namespaces(&self) -> Vec<Arc<NamespaceReplica>> {
         let namespaces = self.namespaces.lock();
         let by_use = namespaces.iter().rev();
-        by_use
-            .map(|(_, followed)| followed.replica.clone())
-            .collect()
+        by_use.map(|(_, namespace)| namespace.clone()).collect()
     }
 
     /// A namespace, if it is followed. This is no use of it.
     pub(super) fn followed(&self, namespace: NamespaceId) -> Option<Arc<NamespaceReplica>> {
         let namespaces = self.namespaces.lock();
-        Some(namespaces.peek(&namespace)?.replica.clone())
+        namespaces.peek(&namespace).cloned()
     }
 
     /// Evicts a namespace, if it is still the least recently used one. Returns whether it was.
@@ -101,6 +96,7 @@ impl SharedState {
     /// Running requests of an evicted namespace keep its drafts through their own references. No news reaches these.
     pub(super) fn forget(&self, evicted: NamespaceId) {
         self.groups.forget(evicted);
+        self.scopes_changed.notify_one();
         let evictions = &self.metrics.evictions;
         evictions.with_label_values(&[NAMESPACE]).inc();
     }

@@ -220,7 +220,7 @@ impl Ingest {
                 self.shared.store.documents(DocumentsRequest {
                     namespace: self.namespace.signed(),
                     documents: left[..left.len().min(DOCUMENTS_AT_ONCE)].to_vec(),
-                    max_tokens: self.shared.config.follow_tokens,
+                    max_tokens: self.shared.config.pull_tokens,
                 })
             };
             let reply = self.persist(call).await?;

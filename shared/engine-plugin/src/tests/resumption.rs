@@ -30,7 +30,7 @@ fn document_of(
 #[test]
 fn an_output_that_is_erased_while_it_runs_stays_erased() {
     let rig = Rig::new(|config| {
-        config.replica.follow_wait_ms = 1;
+        config.replica.pull_wait_ms = 1;
         config.piece_tokens = 1;
     });
     let member = rig.group("g");

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
-    UnknownDocumentsReply, UnknownDocumentsRequest,
+    AppendReply, AppendRequest, StoreStats, TouchRequest, UnknownDocumentsReply,
+    UnknownDocumentsRequest,
 };
 use refrain_protocol::error::code;
-use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::pull::{PullReply, PullRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -24,8 +25,7 @@ use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX
 
 use crate::log::random;
 use crate::metrics::Limit;
-use crate::reading::feed::{FeedRead, read_feed};
-use crate::reading::groups::read_groups;
+use crate::reading::pull::Pull;
 use crate::reading::segments;
 use crate::record::DocumentKey;
 use crate::service::handle::counted_call::CountedCall;
@@ -34,8 +34,8 @@ use crate::writer::requests::{
     Append, GroupRegistration, SavedStatistics, StatisticsUpdate, UpdateAuthor,
 };
 
-/// Longest wait of `follow`, whatever the caller asks for.
-const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
+/// Longest wait of `pull`, whatever the caller asks for.
+const PULL_WAIT_MS_MAX: u32 = 30_000;
 
 /// Longest that a group lives without being registered again, whatever the caller asks for: one day.
 const GROUP_TTL_MS_MAX: u64 = 24 * 3_600 * 1_000;
@@ -60,44 +60,37 @@ impl DraftStore for DraftStoreHandle {
         self.store(append, replicates).await
     }
 
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
+    async fn pull(&self, request: PullRequest) -> Result<PullReply, ApiError> {
         let _running = self.enter()?;
         let inner = &*self.inner;
-        let namespace = self.namespace_of(&request.namespace)?;
-        let most = inner.config.tuning.updates_max;
-        self.check_count(request.own.len(), most, "own documents", Limit::Updates)?;
-        let own: Arc<HashSet<DocumentId>> = Arc::new(request.own.into_iter().collect());
-        let mut after = request.after;
-        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
-        let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
+        let wait_ms = request.wait_ms.min(PULL_WAIT_MS_MAX);
         let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
+        let mut pull = self.begin_pull(request)?;
         // Subscribe before the first read, so that no change falls between the read and the wait.
-        let mut changes = (wait_ms > 0).then(|| inner.shared.subscribe(namespace));
+        let changes = (wait_ms > 0).then(|| inner.shared.subscribe(pull.namespaces()));
         let mut waiting = None;
         loop {
-            let own = own.clone();
-            let read = move |shared: &_| read_feed(shared, namespace, after, &own, tokens_max);
-            let FeedRead { reply, damaged } = self.read_blocking(read).await?;
+            let read = move |shared: &_| {
+                let damaged = pull.read(shared)?;
+                Ok((pull, damaged))
+            };
+            let damaged;
+            (pull, damaged) = self.read_blocking(read).await?;
             self.report(damaged);
             let left = deadline.saturating_duration_since(Instant::now());
-            let news = reply.reset || !reply.events.is_empty() || !reply.caught_up;
-            let Some(changes) = changes.as_mut() else {
-                return Ok(reply);
+            let is_over = pull.has_news() || left.is_zero() || inner.drain.is_draining();
+            let Some(changes) = changes.as_ref().filter(|_| !is_over) else {
+                return Ok(self.end_pull(pull));
             };
-            if news || left.is_zero() || inner.drain.is_draining() {
-                return Ok(reply);
-            }
-            // The next read need not look again at what this one left out.
-            after = reply.cursor;
             if waiting.is_none() {
                 waiting = CountedCall::begin(&inner.wait_permits, &inner.metrics.feed_waiters);
                 if waiting.is_none() {
-                    return Err(self.overloaded(Limit::Waiters, "too many calls of follow wait"));
+                    return Err(self.overloaded(Limit::Waiters, "too many pulls wait"));
                 }
             }
-            // Whatever ends the wait, the next read finds out.
+            // After a wait without changes there is nothing more to read.
             tokio::select! {
-                () = changes.changed() => {}
+                changed = changes.changed() => pull.note_changed(&changed),
                 () = inner.drain.begun() => {}
                 () = tokio::time::sleep(left) => {}
             }
@@ -128,27 +121,6 @@ impl DraftStore for DraftStoreHandle {
         };
         self.ask(move |writer| writer.register_group(registration))
             .await
-    }
-
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.namespace_of(&request.namespace)?;
-        let most = self.inner.config.tuning.updates_max;
-        let own = request.groups.iter().map(|wanted| wanted.own.len());
-        let items = request.groups.len() + own.sum::<usize>();
-        self.check_count(items, most, "groups with own documents", Limit::Updates)?;
-        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
-        let read = move |shared: &_| read_groups(shared, namespace, request.groups, tokens_max);
-        let (groups, damaged) = self.read_blocking(read).await?;
-        self.report(damaged);
-        let metrics = &self.inner.metrics;
-        metrics.group_logs.inc_by(groups.len() as u64);
-        let tokens = groups.iter().map(|group| u64::from(group.log.tokens()));
-        metrics.group_tokens.inc_by(tokens.sum());
-        Ok(FetchGroupsReply { groups })
     }
 
     async fn output_lengths(
@@ -279,6 +251,31 @@ impl DraftStore for DraftStoreHandle {
 }
 
 impl DraftStoreHandle {
+    fn begin_pull(&self, request: PullRequest) -> Result<Pull, ApiError> {
+        let tuning = &self.inner.config.tuning;
+        let scopes = || request.namespaces.iter().flat_map(|of| &of.scopes);
+        let count = scopes().count();
+        self.check_count(count, tuning.pull_scopes_max, "scopes", Limit::Scopes)?;
+        let own = scopes().map(|scope| scope.own.len()).sum();
+        self.check_count(own, tuning.updates_max, "own documents", Limit::Updates)?;
+        let scopes = request.namespaces.into_iter().flat_map(|of| {
+            let namespace = self.namespace_of(&of.namespace);
+            let scopes = of.scopes.into_iter();
+            scopes.map(move |scope| (namespace.clone(), scope))
+        });
+        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
+        Ok(Pull::new(scopes, tokens_max, tuning.pull_bytes_max))
+    }
+
+    fn end_pull(&self, pull: Pull) -> PullReply {
+        let (reply, group_tokens) = pull.into_reply();
+        let metrics = &self.inner.metrics;
+        metrics.pull_scopes.inc_by(reply.deltas.len() as u64);
+        metrics.full_pulls.inc_by(u64::from(reply.is_full));
+        metrics.group_tokens.inc_by(group_tokens);
+        reply
+    }
+
     /// Asks the writer to remove documents that a reader found damaged.
     pub(super) fn report(&self, damaged: HashSet<DocumentKey>) {
         if !damaged.is_empty() {

@@ -71,7 +71,7 @@ fn after_a_panic_only_durable_changes_are_visible() {
         100,
     )
     .unwrap();
-    assert_eq!(read.reply.events.len(), 1);
+    assert_eq!(read.delta.events.len(), 1);
     assert_eq!(
         (
             shared.stats().documents,

@@ -377,7 +377,7 @@ fn a_damaged_record_costs_only_itself() {
     )
     .unwrap();
     assert_eq!(read.damaged.iter().collect::<Vec<_>>(), [&key("a", 2)]);
-    assert_eq!(read.reply.events.len(), 3, "two documents and a tombstone");
+    assert_eq!(read.delta.events.len(), 3, "two documents and a tombstone");
     let keys: Vec<_> = read.damaged.into_iter().collect();
     let mut open = store.shared.write();
     store

@@ -1,9 +1,9 @@
-//! Following a store that has no place for another waiting follower. The clock is paused.
+//! Following a store that moves, refuses or has no place for another pull that waits. The clock is paused.
 
 use std::sync::Arc;
 
-use refrain_protocol::document::{DocumentHead, DocumentUpdate};
-use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FeedEvent};
+use refrain_protocol::{DocumentId, Namespace, NamespaceId, SignedNamespace};
 use refrain_rpc::testing::{FakeStore, StoreCall, StoredDocument};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
@@ -25,13 +25,186 @@ fn document(number: u128, tokens: &[u32]) -> FeedEvent {
     })
 }
 
-fn signed() -> refrain_protocol::SignedNamespace {
+fn signed() -> SignedNamespace {
+    sign("acme")
+}
+
+fn sign(tenant: &str) -> SignedNamespace {
     let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
     signer.sign(Namespace {
-        tenant: "acme".into(),
+        tenant: tenant.into(),
         model: "fake".into(),
         tokenizer: "fake".into(),
     })
+}
+
+fn last_pull(store: &FakeStore) -> PullRequest {
+    let content = store.content();
+    let mut latest = content.calls.iter().rev();
+    let pull = latest.find_map(|call| match call {
+        StoreCall::Pull(request) => Some(request),
+        _ => None,
+    });
+    pull.unwrap().clone()
+}
+
+fn replica_of(store: &Arc<FakeStore>, config: ReplicaConfig) -> (DraftReplica, ReplicaMetrics) {
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    let replica = DraftReplica::new(config, 64, store.clone(), metrics.clone());
+    (replica, metrics)
+}
+
+/// Groups of a pull by the namespace's tenant; `None` is the namespace.
+fn scopes(pull: &PullRequest) -> Vec<(String, Option<String>)> {
+    let namespaces = pull.namespaces.iter();
+    let scopes = namespaces.flat_map(|of| {
+        let tenant = &of.namespace.namespace.tenant;
+        of.scopes.iter().map(|asked| match &asked.scope {
+            Scope::Namespace => (tenant.clone(), None),
+            Scope::Group(name) => (tenant.clone(), Some(name.clone())),
+        })
+    });
+    let mut scopes: Vec<_> = scopes.collect();
+    scopes.sort();
+    scopes
+}
+
+fn named<const N: usize>(scopes: [(&str, Option<&str>); N]) -> Vec<(String, Option<String>)> {
+    scopes
+        .map(|(tenant, group)| (tenant.to_owned(), group.map(str::to_owned)))
+        .to_vec()
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_namespaces_and_groups_wait_for_news_with_one_call() {
+    let store = Arc::new(FakeStore::default());
+    let (replica, metrics) = replica_of(&store, ReplicaConfig::default());
+    let (one, two) = (sign("one"), sign("two"));
+    let namespaces = [&one, &two].map(|of| replica.namespace(of.namespace.id(), of));
+    let group = replica.join_group(two.namespace.id(), "g", DocumentId(1));
+    let is_waiting = |store: &FakeStore| last_pull(store).wait_ms > 0;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let all = named([("one", None), ("two", None), ("two", Some("g"))]);
+    assert_eq!(scopes(&last_pull(&store)), all);
+    assert!(is_waiting(&store));
+    assert_eq!(metrics.groups_followed.get(), 1);
+    // While nothing happens there is one call at a time, and it waits.
+    let pulls = || {
+        let content = store.content();
+        let calls = content.calls.iter();
+        calls
+            .filter(|call| matches!(call, StoreCall::Pull(_)))
+            .count()
+    };
+    let before = pulls();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!((2..=4).contains(&(pulls() - before)));
+    // News come at once.
+    store.push_news(document(7, &[1, 2, 3]));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    for namespace in &namespaces {
+        assert_eq!(namespace.read().len_of(DocumentId(7)), Some(3));
+    }
+    store.push_to_group("g", document(8, &[1]));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let len = group.as_ref().unwrap().group().read().len_of(DocumentId(8));
+    assert_eq!(len, Some(1));
+    // A further namespace does not have to wait for the answer.
+    let three = sign("three");
+    replica.namespace(three.namespace.id(), &three);
+    drop(group);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let all = named([("one", None), ("three", None), ("two", None)]);
+    assert_eq!(scopes(&last_pull(&store)), all);
+    replica.stop();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_scope_holds_up_no_other_one() {
+    let store = Arc::new(FakeStore::default());
+    let (replica, metrics) = replica_of(&store, ReplicaConfig::default());
+    let signed = signed();
+    let id = signed.namespace.id();
+    let namespace = replica.namespace(id, &signed);
+    let group = replica.join_group(id, "g", DocumentId(1)).unwrap();
+    let refuse = |kind| {
+        let mut content = store.content();
+        content.refused.insert(Scope::Namespace, kind);
+    };
+    // The signature is too old. The group has another call's signature, for the store's own reasons.
+    refuse(ErrorKind::Unauthorized);
+    store.push_to_group("g", document(8, &[1]));
+    store.push_news(document(7, &[1, 2]));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(group.group().read().len_of(DocumentId(8)), Some(1));
+    assert_eq!(namespace.read().len_of(DocumentId(7)), None);
+    assert_eq!(scopes(&last_pull(&store)), named([("acme", Some("g"))]));
+    assert_eq!(metrics.follow_failures.get(), 1);
+    // A newer one comes with a request, and then the store cannot read the namespace for a while.
+    refuse(ErrorKind::Unavailable);
+    let mut newer = signed.clone();
+    newer.issued_at_s += 1;
+    replica.namespace(id, &newer);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(metrics.follow_failures.get() > 5);
+    store.push_to_group("g", document(9, &[1]));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(group.group().read().len_of(DocumentId(9)), Some(1));
+    store.content().refused.clear();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(namespace.read().len_of(DocumentId(7)), Some(2));
+    replica.stop();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_is_taken_over_for_long_holds_up_no_other_one() {
+    let store = Arc::new(FakeStore::default());
+    let slow = sign("slow");
+    let tenant = slow.namespace.tenant.clone();
+    store.set_hook(move |call| {
+        let is_slow = matches!(call, StoreCall::Segments(request) if request.namespace.namespace.tenant == tenant);
+        async move {
+            if is_slow {
+                tokio::time::sleep(Duration::from_secs(300)).await;
+            }
+            Ok(())
+        }
+    });
+    let (replica, _) = replica_of(&store, ReplicaConfig::default());
+    let slow = replica.namespace(slow.namespace.id(), &slow);
+    let quick = sign("quick");
+    let quick = replica.namespace(quick.namespace.id(), &quick);
+    store.push_news(document(7, &[1, 2]));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let has = |of: &NamespaceReplica| of.read().len_of(DocumentId(7)).is_some();
+    assert!(has(&quick) && !has(&slow));
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!(has(&slow));
+    replica.stop();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evicted_namespace_is_asked_for_no_more_and_begins_anew() {
+    let store = Arc::new(FakeStore::default());
+    let config = ReplicaConfig {
+        namespaces_max: 1,
+        ..ReplicaConfig::default()
+    };
+    let (replica, _) = replica_of(&store, config);
+    let (one, two) = (sign("one"), sign("two"));
+    let follow = |of: &SignedNamespace| replica.namespace(of.namespace.id(), of);
+    let evicted = follow(&one);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    follow(&two);
+    store.push_news(document(7, &[1, 2]));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(scopes(&last_pull(&store)), named([("two", None)]));
+    let again = follow(&one);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let len = |of: &NamespaceReplica| of.read().len_of(DocumentId(7));
+    assert_eq!((len(&evicted), len(&again)), (None, Some(2)));
+    assert_eq!(Arc::strong_count(&evicted), 1);
+    replica.stop();
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,7 +287,7 @@ async fn a_refused_follower_asks_ever_more_seldom_and_still_gets_news() {
     let calls = store.content().calls.clone();
     let calls = calls
         .iter()
-        .filter(|call| matches!(call, StoreCall::Follow(_)))
+        .filter(|call| matches!(call, StoreCall::Pull(_)))
         .count();
     assert!((15..=40).contains(&calls), "{calls} calls in a minute");
     store.push_news(document(1, &[1, 2, 3]));
@@ -148,11 +321,8 @@ async fn outputs_that_are_written_here_from_the_beginning_are_not_asked_for() {
     namespace.unpin(DocumentId(3));
     store.push_news(document(9, &[1]));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let last = store.content().calls.last().cloned();
-    let Some(StoreCall::Follow(last)) = last else {
-        panic!("{last:?}");
-    };
-    assert_eq!(last.own, [DocumentId(1)]);
+    let last = last_pull(&store);
+    assert_eq!(last.namespaces[0].scopes[0].own, [DocumentId(1)]);
     // The feed brings the text of the others.
     for number in 1..=3 {
         store.push_news(document(number, &[7, 8, 9, 10, 11, 12]));

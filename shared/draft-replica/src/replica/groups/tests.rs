@@ -10,12 +10,7 @@ fn groups(change: impl FnOnce(&mut ReplicaConfig)) -> Groups {
     let mut config = ReplicaConfig::default();
     change(&mut config);
     let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
-    Groups::new(config, IndexConfig::default(), metrics)
-}
-
-/// A group without members.
-pub(crate) fn group() -> Arc<GroupReplica> {
-    groups(|_| {}).create()
+    Groups::new(config, IndexConfig::default(), metrics, Arc::default())
 }
 
 fn update(document: u128, prev_len: u32, tokens: &[u32], weight_version: u64) -> DocumentUpdate {
@@ -175,7 +170,7 @@ fn removed_documents_are_removed_from_groups_too() {
         ..FeedCursor::default()
     };
     let before = group.log_position();
-    assert!(group.advance_log(before, read_to));
+    group.advance_log(before, read_to);
     assert_eq!(group.log_position().cursor, read_to);
     assert!(!group.has_begun_anew(before));
     groups.reset(ONE);
@@ -183,7 +178,7 @@ fn removed_documents_are_removed_from_groups_too() {
     assert_eq!(group.log_position().cursor, FeedCursor::default());
     // A reader that comes back with what was read before is late: that is gone with the tree.
     assert!(group.has_begun_anew(before));
-    assert!(!group.advance_log(before, read_to));
+    group.advance_log(before, read_to);
     assert_eq!(group.log_position().cursor, FeedCursor::default());
 }
 

@@ -175,7 +175,7 @@ async fn appends_and_drafts_go_on_while_seals_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_feed_waits_for_seals() {
-    let bench = Bench::new(feed(600), |config| config.follow_tokens = 500);
+    let bench = Bench::new(feed(600), |config| config.pull_tokens = 500);
     let namespace = bench.namespace(1);
     eventually("all of the feed is here", || {
         let live = namespace.read().index.live_tokens();
@@ -193,7 +193,7 @@ async fn small_namespaces_share_the_live_capacity() {
         config.seal_tokens = 1_000_000;
         config.live_tokens_max = 5_000;
         config.seal_after_ms = 5;
-        config.follow_tokens = 500;
+        config.pull_tokens = 500;
     });
     let namespaces: Vec<_> = (0..20).map(|id| bench.namespace(id)).collect();
     eventually("all are followed, and little is live", || {

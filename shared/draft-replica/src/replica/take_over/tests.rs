@@ -187,7 +187,7 @@ impl Met {
             StoreCall::Segments(_) => "segments",
             StoreCall::SegmentPiece(_) => "piece",
             StoreCall::Documents(_) => "documents",
-            StoreCall::Follow(_) => "follow",
+            StoreCall::Pull(_) => "pull",
             _ => "other",
         });
         calls.collect()
@@ -222,7 +222,7 @@ async fn segments_are_taken_over_in_a_call_for_each_piece() {
     let pieces = segment(0).len().div_ceil(300) * 2;
     let mut expected = vec!["segments"];
     expected.extend(vec!["piece"; pieces]);
-    expected.extend(["documents", "follow"]);
+    expected.extend(["documents", "pull"]);
     // After that it waits for news.
     assert_eq!(met.calls()[..expected.len()], expected);
     assert!(met.outcome("done"));
@@ -248,7 +248,7 @@ async fn segments_that_did_not_fit_beside_a_reservation_are_taken_over_once_that
     let config = ReplicaConfig {
         tokens_max: 1_600,
         take_over_again_ms: 1,
-        follow_wait_ms: 1,
+        pull_wait_ms: 1,
         upkeep_ms: 1,
         ..ReplicaConfig::default()
     };

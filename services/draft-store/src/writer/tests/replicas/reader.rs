@@ -61,7 +61,7 @@ impl Reader {
             )
             .unwrap();
             assert!(read.damaged.is_empty());
-            let reply = read.reply;
+            let reply = read.delta;
             self.events += reply.events.len();
             if reply.reset {
                 self.resets += usize::from(copy.cursor != FeedCursor::default());

@@ -1,9 +1,10 @@
-//! Tests of what logs of groups bring, with a store that is a list of logs.
+//! Tests of what logs of groups bring, with a store that is a list of logs. The clock is paused.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use refrain_protocol::Namespace;
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, FeedCursor, FollowReply};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate};
+use refrain_protocol::pull::{Scope, ScopePull};
+use refrain_protocol::{Namespace, NamespaceId, SignedNamespace};
 use refrain_rpc::testing::{FakeStore, StoreCall};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
@@ -11,8 +12,9 @@ use refrain_suffix_index::IndexConfig;
 
 use super::*;
 use crate::config::ReplicaConfig;
-use crate::metrics::ReplicaMetrics;
+use crate::metrics::{FAILED, ReplicaMetrics};
 use crate::replica::DraftReplica;
+use crate::replica::registry::Registry;
 
 fn update(document: u128, prev_len: u32, tokens: &[u32]) -> DocumentUpdate {
     DocumentUpdate {
@@ -29,6 +31,7 @@ struct Fixture {
     store: Arc<FakeStore>,
     replica: DraftReplica,
     namespace: NamespaceId,
+    signed: SignedNamespace,
     metrics: ReplicaMetrics,
 }
 
@@ -51,6 +54,7 @@ fn fixture() -> Fixture {
         store,
         replica,
         namespace,
+        signed,
         metrics,
     }
 }
@@ -63,14 +67,22 @@ impl Fixture {
         }
     }
 
-    /// The calls for logs of groups so far.
-    fn calls(&self) -> Vec<FetchGroupsRequest> {
+    /// The groups of each pull that asked for some.
+    fn calls(&self) -> Vec<Vec<ScopePull>> {
         let content = self.store.content();
-        let calls = content.calls.iter().filter_map(|call| match call {
-            StoreCall::FetchGroups(request) => Some(request.clone()),
+        let pulls = content.calls.iter().filter_map(|call| match call {
+            StoreCall::Pull(request) => Some(request),
             _ => None,
         });
-        calls.collect()
+        let groups = pulls.map(|pull| {
+            let scopes = pull.namespaces.iter().flat_map(|of| of.scopes.clone());
+            scopes
+                .filter(|asked| asked.scope != Scope::Namespace)
+                .collect()
+        });
+        groups
+            .filter(|groups: &Vec<_>| !groups.is_empty())
+            .collect()
     }
 }
 
@@ -79,7 +91,7 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
     let fixture = fixture();
     let store = &fixture.store;
     fixture.turn().await;
-    assert_eq!(fixture.calls(), [], "no group runs");
+    assert!(fixture.calls().is_empty(), "no group runs");
     let join = |group: &str, document| {
         let document = DocumentId(document);
         fixture
@@ -92,15 +104,12 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
     // One call for both groups, each registered once.
     assert_eq!(store.content().registered.len(), 2);
     let last = fixture.calls().pop().unwrap();
-    let mut asked: Vec<_> = last
-        .groups
-        .iter()
-        .map(|asked| (&*asked.group, asked.own.clone()))
-        .collect();
-    asked.sort();
+    let asked = last.iter().map(|asked| (asked.scope.clone(), &*asked.own));
+    let group = |name: &str| Scope::Group(name.into());
+    let own = [[DocumentId(1)], [DocumentId(2)]];
     assert_eq!(
-        asked,
-        [("g", vec![DocumentId(1)]), ("h", vec![DocumentId(2)])]
+        asked.collect::<Vec<_>>(),
+        [(group("g"), &own[0][..]), (group("h"), &own[1][..])]
     );
     store.push_to_group("g", FeedEvent::Update(update(7, 0, &[4, 5])));
     store.push_to_group("h", FeedEvent::Update(update(8, 0, &[6])));
@@ -130,7 +139,8 @@ async fn samples_elsewhere_come_while_they_run_and_own_ones_are_not_asked_for() 
         (None, Some(3))
     );
     drop((first, second));
-    fixture.turn().await;
+    // The call that waits has them still.
+    tokio::time::sleep(Duration::from_secs(20)).await;
     let calls = fixture.calls().len();
     fixture.turn().await;
     assert_eq!(fixture.calls().len(), calls, "no group runs any more");
@@ -148,8 +158,8 @@ async fn a_store_that_was_away_or_forgot_a_group_costs_only_time() {
     let store = &fixture.store;
     let failures = AtomicUsize::new(0);
     store.refuse(move |call| {
-        let is_fetch = matches!(call, StoreCall::FetchGroups(_));
-        let fails = is_fetch && failures.fetch_add(1, Ordering::Relaxed) < 3;
+        let is_pull = matches!(call, StoreCall::Pull(_));
+        let fails = is_pull && failures.fetch_add(1, Ordering::Relaxed) < 3;
         fails.then_some(ErrorKind::Unavailable)
     });
     let member = fixture
@@ -161,7 +171,7 @@ async fn a_store_that_was_away_or_forgot_a_group_costs_only_time() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     let len = |document| member.group().read().len_of(DocumentId(document));
     assert_eq!(len(7), Some(2));
-    let failed = fixture.metrics.group_calls.with_label_values(&[FAILED]);
+    let failed = fixture.metrics.pulls.with_label_values(&[FAILED]);
     assert_eq!(failed.get(), 3);
     // It restarts with nothing: the group is registered again, and its log begins anew.
     store.content().registered.clear();
@@ -184,34 +194,28 @@ async fn a_log_that_is_begun_anew_while_it_is_applied_is_read_from_its_beginning
     );
     let groups = &registry.shared.groups;
     let member = groups.join(fixture.namespace, "g", DocumentId(1)).unwrap();
-    let running = RunningGroup {
-        name: "g".to_owned(),
-        group: member.group().clone(),
-        own: vec![DocumentId(1)],
-    };
-    let group = &running.group;
-    let log = || GroupLog {
-        is_registered: true,
-        log: FollowReply {
-            reset: true,
-            events: vec![
-                FeedEvent::Update(update(7, 0, &[4, 5])),
-                FeedEvent::Update(update(8, 0, &[6])),
-            ],
-            cursor: FeedCursor {
-                generation: 1,
-                sequence: 2,
-                ..FeedCursor::default()
-            },
-            caught_up: true,
+    let group = member.group();
+    let namespace =
+        NamespaceReplica::new(fixture.namespace, &fixture.signed, IndexConfig::default());
+    let shared = registry.shared.clone();
+    let mut log = GroupLog::begin(shared, namespace.into(), "g".to_owned(), group.clone()).await;
+    let delta = || FeedDelta {
+        reset: true,
+        events: vec![
+            FeedEvent::Update(update(7, 0, &[4, 5])),
+            FeedEvent::Update(update(8, 0, &[6])),
+        ],
+        cursor: FeedCursor {
+            generation: 1,
+            sequence: 2,
+            ..FeedCursor::default()
         },
-        age_ms: Some(80),
+        caught_up: true,
     };
     let lens = || [7, 8].map(|document| group.read().len_of(DocumentId(document)));
-    let position = group.log_position();
+    log.ask();
     {
-        let mut applying =
-            std::pin::pin!(registry.apply(&running, position, log(), Instant::now()));
+        let mut applying = std::pin::pin!(log.apply(delta(), Some(80), Instant::now()));
         // It lets others run after each part.
         tokio::select! {
             biased;
@@ -220,38 +224,41 @@ async fn a_log_that_is_begun_anew_while_it_is_applied_is_read_from_its_beginning
         }
         assert_eq!(lens(), [Some(2), None]);
         groups.reset(fixture.namespace);
-        assert!(!applying.await);
+        applying.await;
     }
     assert_eq!(lens(), [None, None]);
     assert_eq!(group.log_position().cursor, FeedCursor::default());
     // So does a log that arrives after that.
-    assert!(
-        !registry
-            .apply(&running, position, log(), Instant::now())
-            .await
-    );
+    log.apply(delta(), Some(80), Instant::now()).await;
     assert_eq!(lens(), [None, None]);
-    let position = group.log_position();
-    assert!(
-        registry
-            .apply(&running, position, log(), Instant::now())
-            .await
-    );
+    log.ask();
+    log.apply(delta(), Some(80), Instant::now()).await;
     assert_eq!(lens(), [Some(2), Some(1)]);
     assert_eq!(group.log_position().cursor.sequence, 2);
     assert_eq!(fixture.metrics.group_tokens_received.get(), 2 + 3);
 }
 
-#[test]
-fn a_call_names_a_limited_number_of_groups_and_documents() {
-    let groups: Vec<RunningGroup> = (0..300)
-        .map(|number| RunningGroup {
-            name: number.to_string(),
-            group: super::super::groups::tests::group(),
-            own: vec![DocumentId(1); if number == 100 { 2_000 } else { 7 }],
-        })
-        .collect();
-    let sizes: Vec<usize> = calls(&groups).map(<[RunningGroup]>::len).collect();
-    assert_eq!(sizes, [100, 1, 128, 71]);
-    assert_eq!(calls(&[]).count(), 0);
+#[tokio::test(start_paused = true)]
+async fn a_group_that_the_store_has_no_room_for_is_registered_again_after_a_pause() {
+    let fixture = fixture();
+    let registrations = Arc::new(AtomicUsize::new(0));
+    let count = registrations.clone();
+    fixture.store.refuse(move |call| {
+        let is_registration = matches!(call, StoreCall::RegisterGroup(_));
+        count.fetch_add(usize::from(is_registration), Ordering::Relaxed);
+        is_registration.then_some(ErrorKind::Overloaded)
+    });
+    let member = fixture
+        .replica
+        .join_group(fixture.namespace, "g", DocumentId(1))
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let count = registrations.load(Ordering::Relaxed);
+    assert!((10..=13).contains(&count), "{count} registrations");
+    fixture.store.remove_hook();
+    fixture
+        .store
+        .push_to_group("g", FeedEvent::Update(update(7, 0, &[4, 5])));
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(member.group().read().len_of(DocumentId(7)), Some(2));
 }
