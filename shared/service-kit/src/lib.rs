@@ -10,6 +10,7 @@
 //! whom).
 
 pub mod actor_thread;
+pub mod actors;
 pub mod backoff;
 pub mod causes;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! Panics of a process: they are counted, and a process that lost a task is not ready. The state is that of a whole
+//! Panics of a process: they are counted, and a process that lost an actor is not ready. The state is that of a whole
 //! process, so these tests have one of their own.
 
 #![allow(
@@ -7,9 +7,11 @@
     reason = "a test that panics has failed"
 )]
 
-use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use refrain_service_kit::actors;
 use refrain_service_kit::http::{ListenerConfig, ServeOptions, serve};
 use refrain_service_kit::tasks;
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
@@ -25,7 +27,7 @@ fn value(metrics: &Metrics, series: &str) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_counted_and_readiness_tells_of_a_lost_task() {
+async fn a_panic_is_counted_and_readiness_tells_of_a_lost_actor() {
     tasks::report_panics();
     let metrics = Metrics::new().unwrap();
     let options = ServeOptions {
@@ -47,25 +49,38 @@ async fn a_panic_is_counted_and_readiness_tells_of_a_lost_task() {
     assert_eq!(value(&metrics, "refrain_panics_total"), 0);
 
     // One that begins anew goes on as if nothing had happened.
-    let begun = Cell::new(0);
-    let end = tasks::restarted("kneading", || {
-        begun.set(begun.get() + 1);
-        assert!(begun.get() > 2, "planned");
-        async { "dough" }
+    let begun = Arc::new(AtomicU64::new(0));
+    let counted = begun.clone();
+    let kneading = actors::start("kneading", move || {
+        assert!(counted.fetch_add(1, Ordering::Relaxed) >= 2, "planned");
+        async {}
     });
-    assert_eq!((end.await, begun.get()), ("dough", 3));
+    kneading.ended().await;
+    assert_eq!(begun.load(Ordering::Relaxed), 3);
     assert_eq!(value(&metrics, "refrain_panics_total"), 2);
+    let restarts = |actor: &str| {
+        let series = format!("refrain_actor_restarts_total{{actor=\"{actor}\"}}");
+        value(&metrics, &series)
+    };
+    assert_eq!(restarts("kneading"), 2);
     assert_eq!(ready().await.0, 200);
     assert_eq!(value(&metrics, "refrain_ready{service=\"bakery\"}"), 1);
 
-    // A thread and a task that nobody can begin anew.
-    let thread = std::thread::spawn(tasks::lasting_work("baking", || panic!("planned")));
-    assert!(thread.join().is_err());
-    let task = tokio::spawn(tasks::lasting("selling", async { panic!("planned") }));
-    assert!(task.await.unwrap_err().is_panic());
-    assert_eq!(value(&metrics, "refrain_panics_total"), 4);
+    // One that panics again and again, and one that cannot begin anew.
+    let baking = actors::start("baking", || async { panic!("planned") });
+    while ready().await.0 == 200 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(restarts("baking") >= 6, "{}", restarts("baking"));
     let (status, reason) = ready().await;
     assert_eq!(status, 503);
-    assert!(reason.contains("\"baking\" panicked"), "{reason}");
+    assert!(reason.contains("\"baking\" is lost"), "{reason}");
+    drop(baking);
+    actors::start_once("acting", async { panic!("planned") })
+        .ended()
+        .await;
+    let (_, reason) = ready().await;
+    assert!(reason.contains("\"acting\" is lost"), "{reason}");
+    assert_eq!(restarts("acting"), 0);
     assert_eq!(value(&metrics, "refrain_ready{service=\"bakery\"}"), 0);
 }

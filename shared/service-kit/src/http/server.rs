@@ -22,7 +22,6 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::AbortHandle;
 use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
@@ -34,6 +33,7 @@ use super::connections::{ConnectionGuard, ConnectionLimits, Connections, Tracked
 use super::listener::ListenerConfig;
 use super::pages::{PageGuard, refuse_pages};
 use super::stream::ListenerStream;
+use crate::actors::{self, Actor};
 use crate::descriptors;
 use crate::random;
 use crate::tasks;
@@ -97,8 +97,8 @@ pub struct PublicOptions {
 pub struct Server {
     addr: SocketAddr,
     handle: ServerHandle,
-    /// The task that runs the listener.
-    task: AbortHandle,
+    /// Runs the listener.
+    actor: Actor,
 }
 
 impl Server {
@@ -117,7 +117,7 @@ impl Server {
     pub async fn stop_within(&self, grace: Duration) {
         if tokio::time::timeout(grace, self.stop(true)).await.is_err() {
             // While the listener waits for its threads, it takes no other command.
-            self.task.abort();
+            self.actor.abort();
         }
     }
 }
@@ -163,7 +163,8 @@ where
     let cors_origins = public.cors_origins;
     let hides_metrics = public.hides_metrics;
     let page_guard = public.page_guard;
-    let readiness: Readiness = Arc::new(move || tasks::all_run().and_then(|()| readiness()));
+    let all_run = || tasks::all_run().and_then(|()| actors::all_run());
+    let readiness: Readiness = Arc::new(move || all_run().and_then(|()| readiness()));
     metrics.watch(options.service, &readiness);
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
@@ -295,11 +296,12 @@ where
             tracing::error!(%error, "the HTTP listener failed");
         }
     };
-    let task = tokio::spawn(tasks::lasting("listener", listener));
+    // Its threads outlive it, and hold the address, so it cannot begin anew.
+    let actor = actors::start_once("listener", listener).detached();
     Ok(Server {
         addr,
         handle,
-        task: task.abort_handle(),
+        actor,
     })
 }
 

@@ -1,11 +1,12 @@
-//! The metrics of the process: what it uses of its machine. They are read from `/proc` whenever metrics are rendered.
+//! The metrics of the process: what it uses of its machine, and how its actors do. They are read whenever metrics
+//! are rendered.
 
 use std::fs;
 
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
-use crate::tasks;
+use crate::{actors, tasks};
 
 crate::metric_families! {
     /// The process by the names that all clients of Prometheus give to these values.
@@ -27,6 +28,10 @@ crate::metric_families! {
         threads: IntGauge = "process_threads",
         /// Panics of the process, also of calls and of tasks that began anew. The log has the place of each.
         panics: IntCounter = "refrain_panics_total",
+        /// Restarts of an actor after a panic, by its name.
+        actor_restarts: IntCounterVec = "refrain_actor_restarts_total" ["actor"],
+        /// Messages that wait in the mailbox of an actor, by its name.
+        actor_mailbox: IntGaugeVec = "refrain_actor_mailbox" ["actor"],
     }
 }
 
@@ -35,6 +40,14 @@ impl ProcessMetrics {
     pub(super) fn update(&self) {
         let more = tasks::panics().saturating_sub(self.panics.get());
         self.panics.inc_by(more);
+        actors::observe(|name, restarts, waiting| {
+            let counter = self.actor_restarts.with_label_values(&[name]);
+            counter.inc_by(restarts.saturating_sub(counter.get()));
+            if let Some(waiting) = waiting {
+                let gauge = self.actor_mailbox.with_label_values(&[name]);
+                gauge.set(waiting as i64);
+            }
+        });
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
             self.open_fds.set(open.count() as i64);
         }
