@@ -40,11 +40,10 @@ use anyhow::Context;
 use refrain_accounts::{Accounts, AccountsDeps, AccountsService};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
-use refrain_service_kit::tasks;
-use tokio::task::JoinHandle;
 
 use http::GatewayState;
 use metrics::GatewayMetrics;
@@ -86,11 +85,11 @@ pub struct GatewayServer {
     /// The listener for trainers.
     trainer: Option<Server>,
     drain: Drain,
-    models_poll: JoinHandle<()>,
+    models_poll: Actor,
     accounts: AccountsService,
     time: Arc<RequestTime>,
     /// Ends overdue requests that nobody drives.
-    end_overdue: JoinHandle<()>,
+    end_overdue: Actor,
 }
 
 /// How long the clients of requests that are cut off have to read the error, after the grace of a drain.
@@ -213,7 +212,7 @@ impl Gateway {
             models_poll,
             accounts: self.accounts,
             time,
-            end_overdue: tokio::spawn(tasks::restarted("overdue requests", end_overdue)),
+            end_overdue: actors::start("overdue requests", end_overdue),
         })
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{DraftStore, Scheduler};
+use refrain_service_kit::actors::Sentinel;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::MeshAuth;
-use refrain_service_kit::tasks;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 use refrain_worker::{
@@ -141,7 +141,10 @@ impl LateWorker {
                 ApiError::new(ErrorKind::Timeout, message)
             }
         };
+        // The start takes the listener and the configuration with it.
+        let sentinel = Sentinel::new("start of the worker");
         let starts = async move {
+            let _sentinel = sentinel;
             let wait = EngineWait {
                 config: &start.config,
                 scheduler: start.scheduler.clone(),
@@ -158,7 +161,6 @@ impl LateWorker {
             on_start(&server);
             Some(server)
         };
-        let starts = tasks::lasting("start of the worker", starts);
         Ok(LateWorker::Waiting(tokio::spawn(starts)))
     }
 

@@ -1,10 +1,10 @@
 //! The core [`Dispatch`] with what surrounds it: the time, the calls that wait for its answers, and the recovery from
 //! its panics.
 //!
-//! It is shared by the actor and by the callers in this process, behind a lock that is held for one event. A caller
-//! applies the events of its own request on its own thread: a message to the actor's thread and an answer back would
-//! cost two wake-ups of sleeping threads, which is more than the event itself. The actor sets the timer, and applies
-//! everything that no request waits for.
+//! All callers share it behind a lock that is held for one event, and apply their events themselves: a message to
+//! another thread and an answer back would cost two wake-ups of sleeping threads, which is more than the event.
+//! Heartbeats and questions may name thousands of leases. They take turns, so that requests wait for one at most, and
+//! a limited number of them waits for its turn. An actor keeps the timer.
 //!
 //! A panic in the core loses the queue, the leases and the worker table. Waiting calls get an error on which the
 //! gateway tries again. The next heartbeats refill the worker table, including the running chunks.
@@ -12,14 +12,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use futures_util::future::OptionFuture;
+use parking_lot::Mutex;
 use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, Lease, LeaseRequest};
 use refrain_protocol::{ApiError, RequestId};
 use refrain_service_kit::clock;
 use refrain_service_kit::guard::{Guarded, Panicked};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::config::SchedulerConfig;
 use crate::dispatch::{
@@ -30,6 +31,9 @@ use crate::metrics::SchedulerMetrics;
 
 /// The error for calls that were lost in a panic of the core.
 pub(crate) const QUEUE_LOST: &str = "the scheduler lost its queue; try again";
+
+/// Callers that wait for their turn. Further ones get 503.
+const WAITING_MAX: usize = 4_096;
 
 /// Sends the answer to a call for a lease.
 pub(crate) type LeaseReply = oneshot::Sender<Result<Lease, ApiError>>;
@@ -57,16 +61,61 @@ impl Clock {
 
 /// The dispatcher of this process. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct SharedDispatcher(Arc<Mutex<Dispatcher>>);
+pub(crate) struct SharedDispatcher(Arc<Shared>);
+
+struct Shared {
+    /// It is held for one event and never across an `await`.
+    dispatcher: Mutex<Dispatcher>,
+    /// Places of the callers that wait for their turn.
+    places: Semaphore,
+    turn: tokio::sync::Mutex<()>,
+    /// A tick is needed earlier than the timer is set.
+    earlier: Notify,
+}
 
 impl SharedDispatcher {
     pub(crate) fn new(config: SchedulerConfig, metrics: SchedulerMetrics) -> Self {
-        SharedDispatcher(Arc::new(Mutex::new(Dispatcher::new(config, metrics))))
+        SharedDispatcher(Arc::new(Shared {
+            dispatcher: Mutex::new(Dispatcher::new(config, metrics)),
+            places: Semaphore::new(WAITING_MAX),
+            turn: tokio::sync::Mutex::default(),
+            earlier: Notify::new(),
+        }))
     }
 
-    /// Takes the lock. It is held for one event and never across an `await`.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Dispatcher> {
-        self.0.lock()
+    /// Applies a change at once, for a request that waits.
+    pub(crate) fn apply<A>(&self, change: impl FnOnce(&mut Dispatcher) -> A) -> A {
+        let (answer, is_earlier) = {
+            let mut dispatcher = self.0.dispatcher.lock();
+            let answer = change(&mut dispatcher);
+            (answer, dispatcher.wants_earlier_tick())
+        };
+        if is_earlier {
+            self.0.earlier.notify_one();
+        }
+        answer
+    }
+
+    /// Applies a change in its turn, for a caller that is in no hurry. `None`: too many wait for theirs.
+    pub(crate) async fn apply_in_turn<A>(
+        &self,
+        change: impl FnOnce(&mut Dispatcher) -> A,
+    ) -> Option<A> {
+        let _place = self.0.places.try_acquire().ok()?;
+        let _turn = self.0.turn.lock().await;
+        Some(self.apply(change))
+    }
+
+    /// Keeps the timer: applies a tick whenever one is due.
+    pub(crate) async fn keep_time(self) {
+        loop {
+            let due = self.0.dispatcher.lock().set_timer();
+            let timer = OptionFuture::from(due.map(tokio::time::sleep));
+            tokio::select! {
+                () = self.0.earlier.notified() => {}
+                Some(()) = timer => self.apply(Dispatcher::tick),
+            }
+        }
     }
 }
 
@@ -112,10 +161,6 @@ impl Dispatcher {
         }
     }
 
-    pub(crate) fn now_ms(&self) -> u64 {
-        self.clock.now_ms()
-    }
-
     /// Takes a call for a lease. The answer comes by `reply`, at once or later.
     pub(crate) fn submit(&mut self, call: LeaseCallId, request: LeaseRequest, reply: LeaseReply) {
         self.waiting.insert(call, (request.request, reply));
@@ -147,7 +192,7 @@ impl Dispatcher {
     }
 
     /// Applies the tick whose timer has fired.
-    pub(crate) fn tick(&mut self) {
+    fn tick(&mut self) {
         self.tick_due_ms = None;
         self.apply(DispatchEvent::Tick);
     }
@@ -171,9 +216,10 @@ impl Dispatcher {
         self.metrics.observe(self.core.core());
     }
 
-    /// Reads from the core. `None` if it panicked.
-    pub(crate) fn read<A>(&mut self, read: impl FnOnce(&Dispatch) -> A) -> Option<A> {
-        match self.core.run(|core| read(core)) {
+    /// Reads from the core, with the present time. `None` if it panicked.
+    pub(crate) fn read<A>(&mut self, read: impl FnOnce(&Dispatch, u64) -> A) -> Option<A> {
+        let now_ms = self.clock.now_ms();
+        match self.core.run(|core| read(core, now_ms)) {
             Ok(answer) => Some(answer),
             Err(Panicked) => {
                 self.after_rebuild();
@@ -182,17 +228,24 @@ impl Dispatcher {
         }
     }
 
-    /// When the core needs its next tick, if a timer has to be set for it. An event that postpones a deadline does
-    /// not move the timer: the tick then comes early, and sets the timer again.
-    pub(crate) fn wanted_tick_ms(&mut self) -> Option<u64> {
+    /// Whether the core needs a tick before the timer fires. An event that postpones a deadline does not move the
+    /// timer: the tick then comes early, and sets the timer again.
+    fn wants_earlier_tick(&mut self) -> bool {
         let core = self.core.core();
         let is_set_for = |due_ms: u64| self.tick_due_ms.is_some_and(|set_ms| set_ms <= due_ms);
         if is_set_for(core.due_ms_min()) {
-            return None;
+            return false;
         }
-        let due_ms = core.due_ms().filter(|due_ms| !is_set_for(*due_ms))?;
-        self.tick_due_ms = Some(due_ms);
-        Some(due_ms)
+        let due_ms = core.due_ms().filter(|due_ms| !is_set_for(*due_ms));
+        self.tick_due_ms = due_ms.or(self.tick_due_ms);
+        due_ms.is_some()
+    }
+
+    /// Sets the timer for the next tick. Returns the time until then, if a tick is needed at all.
+    fn set_timer(&mut self) -> Option<Duration> {
+        self.tick_due_ms = self.core.core().due_ms();
+        let wait_ms = self.tick_due_ms?.saturating_sub(self.clock.now_ms());
+        Some(Duration::from_millis(wait_ms.max(1)))
     }
 
     fn carry_out(&mut self, effect: DispatchEffect, events: &mut VecDeque<DispatchEvent>) {
@@ -265,5 +318,31 @@ impl Dispatcher {
                 .core
                 .run(|core| core.apply(DispatchEvent::Drain, now_ms));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use futures_util::stream::{FuturesUnordered, StreamExt as _};
+    use refrain_service_kit::telemetry::Metrics;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn events_that_are_in_no_hurry_take_turns_and_too_many_are_refused() {
+        let metrics = Metrics::new().unwrap();
+        let metrics = SchedulerMetrics::register(metrics.registry()).unwrap();
+        let shared = SharedDispatcher::new(SchedulerConfig::default(), metrics);
+        let turn = shared.0.turn.lock().await;
+        let calls = (0..WAITING_MAX).map(|_| shared.apply_in_turn(|_| ()));
+        let mut calls: FuturesUnordered<_> = calls.collect();
+        assert!(calls.next().now_or_never().is_none(), "all wait");
+        assert!(shared.apply_in_turn(|_| ()).await.is_none());
+        // Those of requests do not wait.
+        shared.apply(|_| ());
+        drop(turn);
+        let applied: Vec<Option<()>> = calls.collect().await;
+        assert_eq!(applied, vec![Some(()); WAITING_MAX]);
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use actix::Recipient;
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
@@ -14,15 +13,14 @@ use refrain_service_kit::mesh::MeshAuth;
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
-use crate::actor::DispatchMessage;
-use crate::dispatch::{DispatchEvent, DispatchState, LeaseCallId, scheduler_unavailable};
+use crate::dispatch::{Dispatch, DispatchEvent, DispatchState, LeaseCallId, scheduler_unavailable};
 use crate::dispatcher::{Dispatcher, QUEUE_LOST, SharedDispatcher};
 use crate::metrics::SchedulerMetrics;
 
 /// A handle on the running scheduler. It is cheap to clone.
 #[derive(Clone)]
 pub struct SchedulerHandle {
-    dispatcher: DirectDispatcher,
+    dispatcher: SharedDispatcher,
     mesh: MeshAuth,
     metrics: SchedulerMetrics,
     /// The id of the next call for a lease.
@@ -32,13 +30,12 @@ pub struct SchedulerHandle {
 
 impl SchedulerHandle {
     pub(crate) fn new(
-        shared: SharedDispatcher,
-        actor: Recipient<DispatchMessage>,
+        dispatcher: SharedDispatcher,
         mesh: MeshAuth,
         metrics: SchedulerMetrics,
     ) -> Self {
         SchedulerHandle {
-            dispatcher: DirectDispatcher { shared, actor },
+            dispatcher,
             mesh,
             metrics,
             next_call: Arc::default(),
@@ -48,85 +45,50 @@ impl SchedulerHandle {
 
     /// The dispatcher's state, for `/debug/state`.
     pub(crate) async fn observe(&self) -> Result<DispatchState, ApiError> {
-        self.ask(|reply| DispatchMessage::Observe { reply }).await
+        self.ask(|dispatcher| dispatcher.read(Dispatch::observe))
+            .await
     }
 
     /// Fails with the reason if the scheduler cannot grant any lease.
     pub(crate) fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Ordering::Relaxed) {
             Err("draining".to_owned())
-        } else if !self.dispatcher.is_running() {
-            Err("the dispatcher has stopped".to_owned())
         } else {
             self.mesh.clocks().readiness()
         }
     }
 
     /// Refuses all waiting and all later calls for a lease.
-    pub(crate) async fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
-        let (reply, answer) = oneshot::channel();
-        // `do_send` ignores the mailbox's limit: a drain must not fail because the mailbox is full.
-        self.dispatcher
-            .actor
-            .do_send(DispatchMessage::Drain { reply });
-        // An error means that the dispatcher has already stopped.
-        let _ = answer.await;
+        self.dispatcher.apply(Dispatcher::drain);
     }
 
     #[cfg(test)]
     pub(crate) fn panic(&self) {
-        self.dispatcher.actor.do_send(DispatchMessage::Panic);
+        let panics = |_: &Dispatch, _| panic!("a test asked for it");
+        self.dispatcher
+            .apply(|dispatcher| dispatcher.read::<()>(panics));
     }
 
-    /// Puts a message into the mailbox, if there is room.
-    fn send(&self, message: DispatchMessage) -> Result<(), ApiError> {
-        self.dispatcher.actor.try_send(message).map_err(|error| {
-            self.metrics.rejected("mailbox_max");
-            scheduler_unavailable("the scheduler is too busy; try again").with_detail(error)
-        })
-    }
-
+    /// Asks in turn. `change` returns nothing if the core panicked.
     async fn ask<A>(
         &self,
-        message: impl FnOnce(oneshot::Sender<A>) -> DispatchMessage,
+        change: impl FnOnce(&mut Dispatcher) -> Option<A>,
     ) -> Result<A, ApiError> {
-        let (reply, answer) = oneshot::channel();
-        self.send(message(reply))?;
-        answer.await.map_err(|_| scheduler_unavailable(QUEUE_LOST))
-    }
-}
-
-/// The dispatcher as its callers reach it: events of requests are applied on the caller's thread, and the actor sets
-/// the timer.
-#[derive(Clone)]
-struct DirectDispatcher {
-    shared: SharedDispatcher,
-    actor: Recipient<DispatchMessage>,
-}
-
-impl DirectDispatcher {
-    fn is_running(&self) -> bool {
-        self.actor.connected()
-    }
-
-    fn apply(&self, change: impl FnOnce(&mut Dispatcher)) {
-        let wanted_ms = {
-            let mut dispatcher = self.shared.lock();
-            change(&mut dispatcher);
-            dispatcher.wanted_tick_ms()
+        let Some(answer) = self.dispatcher.apply_in_turn(change).await else {
+            self.metrics.rejected("mailbox_max");
+            return Err(scheduler_unavailable(
+                "the scheduler is too busy; try again",
+            ));
         };
-        if let Some(due_ms) = wanted_ms {
-            // `do_send` ignores the mailbox's limit: without its timer the dispatcher would miss deadlines. There is
-            // at most one such message per deadline that comes before all others.
-            self.actor.do_send(DispatchMessage::TickAt { due_ms });
-        }
+        answer.ok_or_else(|| scheduler_unavailable(QUEUE_LOST))
     }
 }
 
 /// A call that waits for its lease. If it is dropped early, its request is withdrawn.
 struct PendingLease {
-    dispatcher: DirectDispatcher,
+    dispatcher: SharedDispatcher,
     call: LeaseCallId,
     answer: Option<oneshot::Receiver<Result<Lease, ApiError>>>,
 }
@@ -166,9 +128,6 @@ impl Scheduler for SchedulerHandle {
             self.metrics.rejected("signature");
         })?;
         let call = LeaseCallId(self.next_call.fetch_add(1, Ordering::Relaxed));
-        if !self.dispatcher.is_running() {
-            return Err(scheduler_unavailable("the scheduler has stopped"));
-        }
         let (reply, answer) = oneshot::channel();
         self.dispatcher
             .apply(|dispatcher| dispatcher.submit(call, request, reply));
@@ -196,18 +155,17 @@ impl Scheduler for SchedulerHandle {
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
-        self.ask(|reply| DispatchMessage::Heartbeat {
-            heartbeat: Box::new(heartbeat),
-            reply,
-        })
-        .await?
+        self.ask(|dispatcher| dispatcher.heartbeat(heartbeat))
+            .await?
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
-        self.ask(|reply| DispatchMessage::Models { reply }).await
+        self.ask(|dispatcher| dispatcher.read(|core, _| core.models()))
+            .await
     }
 
     async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
-        self.ask(|reply| DispatchMessage::Workers { reply }).await
+        self.ask(|dispatcher| dispatcher.read(Dispatch::worker_reports))
+            .await
     }
 }

@@ -17,9 +17,8 @@
 //! | `dispatch/preemption.rs` | How waiting requests get another tenant's slot. |
 //! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
 //! | `core.rs` | The core as callers outside this crate see it, such as a simulator. |
-//! | `dispatcher.rs` | The core with its surroundings: clock, replies, recovery from panics. |
+//! | `dispatcher.rs` | The core with its surroundings: clock, timer, replies, recovery from panics. |
 //! | `event_log.rs` | The log lines of who asked, who got a chunk, and how it ended. |
-//! | `actor.rs` | The actix actor beside it: the timer, heartbeats and questions. |
 //! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
 //! | `server.rs` | Start and drain. |
 //!
@@ -38,7 +37,6 @@
 //! Slots are shared fairly between tenants. Interactive requests of a tenant are served first come, first served, and
 //! before its rollouts, which keep a share of the slots. The order of rollouts follows Seer (arXiv 2511.14617).
 
-mod actor;
 mod config;
 pub mod core;
 mod dispatch;

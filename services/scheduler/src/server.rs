@@ -4,14 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Actor;
-use refrain_service_kit::actor_thread::ActorThread;
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::config::Validate as _;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::actor::DispatchActor;
 use crate::config::SchedulerConfig;
 use crate::dispatcher::SharedDispatcher;
 use crate::handle::SchedulerHandle;
@@ -30,7 +28,8 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 pub struct SchedulerServer {
     handle: SchedulerHandle,
     listener: Option<Server>,
-    dispatch: ActorThread,
+    /// Keeps the timer of the dispatcher until this is dropped.
+    _timer: Actor,
 }
 
 /// Starts the dispatcher and, if `config.listen` is set, its listener.
@@ -50,10 +49,9 @@ pub async fn start(
     );
     let scheduler_metrics = SchedulerMetrics::register(metrics.registry())?;
     let dispatcher = SharedDispatcher::new(config.clone(), scheduler_metrics.clone());
-    let for_actor = dispatcher.clone();
-    let start_actor = move || Ok(DispatchActor::new(for_actor).start().recipient());
-    let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", start_actor).await?;
-    let handle = SchedulerHandle::new(dispatcher, recipient, mesh.clone(), scheduler_metrics);
+    let timed = dispatcher.clone();
+    let timer = actors::start("dispatch timer", move || timed.clone().keep_time());
+    let handle = SchedulerHandle::new(dispatcher, mesh.clone(), scheduler_metrics);
     let listen = |listen| {
         let options = ServeOptions {
             service: "scheduler",
@@ -73,7 +71,7 @@ pub async fn start(
     Ok(SchedulerServer {
         handle,
         listener,
-        dispatch,
+        _timer: timer,
     })
 }
 
@@ -92,10 +90,9 @@ impl SchedulerServer {
     ///
     /// Running chunks end without the scheduler, so the drain does not wait for them.
     pub async fn drain(self, grace: Duration) {
-        self.handle.drain().await;
+        self.handle.drain();
         if let Some(listener) = &self.listener {
             listener.stop_within(grace).await;
         }
-        self.dispatch.stop().await;
     }
 }

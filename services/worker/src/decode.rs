@@ -1,9 +1,8 @@
 //! The decode loop: one task owns the batch and drives a verifying engine step by step.
 //!
 //! Read [`DecodeLoop::run`] first. Each turn takes the commands that arrived, ends chunks that are over, composes a
-//! step out of every request that can move, awaits the engine, and hands the tokens out. Besides the engine, the loop
-//! awaits only remote look-ups, for a small share of a step. Drafting takes microseconds, and the uploader and the
-//! readers have queues of their own.
+//! step out of every request that can move, awaits the engine, and hands the tokens out. The loop awaits nothing but the
+//! engine. Drafting takes microseconds, and the uploader and the readers have queues of their own.
 //!
 //! The engine is idle between two steps, so only the work that the next step needs is done there: the tokens go into
 //! the index and to the readers, and drafts are found and chosen. Learning, uploading and metrics wait until the
@@ -21,7 +20,8 @@ use std::time::{Duration, Instant};
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
 use refrain_protocol::engine::StepResponse;
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::{mpsc, oneshot};
+use refrain_service_kit::actors::Inbox;
+use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use self::member::{ENGINE_FULL_PAUSE, ENGINE_FULL_PAUSE_MAX, EngineRoom, Member};
@@ -52,8 +52,14 @@ const ENGINE_REFUSALS_MAX: u32 = 50;
 
 impl DecodeLoop {
     /// Runs until it receives [`Command::Stop`] or all senders are gone, and the last chunk has ended.
-    pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut batch: Vec<Member> = Vec::new();
+    ///
+    /// A batch that is not empty is left of a run that panicked. Its requests go on at once, here or elsewhere.
+    pub(crate) async fn run(&mut self, mut commands: Inbox<Command>, batch: &mut Vec<Member>) {
+        while !batch.is_empty() {
+            let message = "the decode loop of this worker panicked";
+            let error = ApiError::new(ErrorKind::Upstream, message);
+            self.end(0, batch, ChunkEnding::Failed(error));
+        }
         let mut is_open = true;
         // The request that comes first in the next step. It rotates, so that a full step starves no request.
         let mut first = 0usize;
@@ -61,34 +67,34 @@ impl DecodeLoop {
         let mut refusals = 0u32;
         while is_open || !batch.is_empty() {
             while is_open && let Ok(command) = commands.try_recv() {
-                is_open = self.command(command, &mut batch);
+                is_open = self.command(command, batch);
             }
             let gate = self.shared.orders.gate();
-            self.look(&gate, &mut batch);
+            self.look(&gate, batch);
             first = if batch.is_empty() {
                 0
             } else {
                 (first + 1) % batch.len()
             };
             let began = Instant::now();
-            let movers = self.movers(&gate, &batch, first);
-            let (request, propose_seconds) = self.compose(&mut batch, &movers);
+            let movers = self.movers(&gate, batch, first);
+            let (request, propose_seconds) = self.compose(batch, &movers);
             let compose_seconds = began.elapsed().as_secs_f64();
             if request.items.is_empty() {
-                self.catch_up(&mut batch);
-                is_open = self.idle(&gate, &mut commands, is_open, &mut batch).await;
+                self.catch_up(batch);
+                is_open = self.idle(&gate, &mut commands, is_open, batch).await;
                 continue;
             }
             let metrics = &self.shared.metrics.families;
             metrics.step_batch.observe(request.items.len() as f64);
             let engine = self.engine.clone();
-            let span = step_span(&movers.parts, &batch);
+            let span = step_span(&movers.parts, batch);
             let step = engine.step(request).instrument(span);
             let beside = async {
                 // The call to the engine may need this thread first.
                 tokio::task::yield_now().await;
-                self.count(&movers.parts, &propose_seconds, &batch);
-                self.catch_up(&mut batch);
+                self.count(&movers.parts, &propose_seconds, batch);
+                self.catch_up(batch);
             };
             // `join` polls in this order: the call begins before the work beside it.
             let (answer, ()) = futures_util::future::join(step, beside).await;
@@ -96,13 +102,13 @@ impl DecodeLoop {
                 Ok(response) if response.results.len() == movers.parts.len() => {
                     refusals = 0;
                     self.shared.set_engine_ready(true);
-                    self.observe(&response, &movers, compose_seconds, &batch);
-                    self.take(response, &movers.parts, &mut batch);
+                    self.observe(&response, &movers, compose_seconds, batch);
+                    self.take(response, &movers.parts, batch);
                 }
                 Ok(_) => {
                     let error = ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
                         .with_detail("the number of results differs from the number of items");
-                    self.fail(error, &movers.parts, &mut batch);
+                    self.fail(error, &movers.parts, batch);
                 }
                 Err(error)
                     if error.kind == ErrorKind::Overloaded && refusals < ENGINE_REFUSALS_MAX =>
@@ -118,7 +124,7 @@ impl DecodeLoop {
                     self.shared.metrics.gain.restart();
                     let is_ready = error.kind == ErrorKind::InvalidRequest;
                     self.shared.set_engine_ready(is_ready);
-                    self.fail(error, &movers.parts, &mut batch);
+                    self.fail(error, &movers.parts, batch);
                     tokio::time::sleep(ENGINE_FAILURE_PAUSE).await;
                 }
             }
@@ -157,7 +163,7 @@ impl DecodeLoop {
     async fn idle(
         &mut self,
         gate: &Gate,
-        commands: &mut mpsc::Receiver<Command>,
+        commands: &mut Inbox<Command>,
         is_open: bool,
         batch: &mut Vec<Member>,
     ) -> bool {

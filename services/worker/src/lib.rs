@@ -42,13 +42,12 @@ use anyhow::Context;
 use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::engine_order::PauseMode;
 use refrain_rpc::{DraftStore, Scheduler};
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
-use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::telemetry::Metrics;
-use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
 
 use crate::chunk::{Admission, Command, EndOrder, OutputSink};
 use crate::decode::DecodeLoop;
@@ -91,10 +90,10 @@ pub struct Dependencies {
 pub struct WorkerServer {
     handle: WorkerHandle,
     server: Option<Server>,
-    heartbeats: JoinHandle<()>,
+    heartbeats: Actor,
     /// Tells the heartbeats that the worker leaves.
     leaving: Arc<Notify>,
-    driver: JoinHandle<()>,
+    driver: Actor,
 }
 
 /// The state that a worker starts in.
@@ -167,18 +166,32 @@ async fn start_in(
     });
     let (config, metrics) = (&shared.config, &shared.metrics);
     let reports = Arc::<HeadReports>::default();
-    let (commands, inbox) = mpsc::channel(command_queue(config));
-    let (driver, draft_settings, streams) = match &with.engine {
+    let room = command_queue(config);
+    let ((commands, driver), draft_settings, streams) = match &with.engine {
         WorkerEngine::Verifying(engine) => {
             let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
             let settings = decode.routing.settings.clone();
-            let driver = tokio::spawn(lasting("decode loop", decode.run(inbox)));
+            // The loop keeps what it learnt over a panic, and tells its chunks of it.
+            let state = Arc::new(tokio::sync::Mutex::new((decode, Vec::new())));
+            let run = move |inbox| {
+                let state = state.clone();
+                async move {
+                    let (decode, batch) = &mut *state.lock().await;
+                    decode.run(inbox, batch).await;
+                }
+            };
+            let driver = actors::start_with("decode loop", room, run);
             (driver, Some(settings), None)
         }
         WorkerEngine::Streaming(engine) => {
             let streams = Arc::new(StreamContext::new(shared.clone(), engine.clone()));
-            let driver = tokio::spawn(lasting("streams", streams.clone().run(inbox)));
-            (driver, None, Some(streams))
+            let context = streams.clone();
+            let run = move |inbox| context.clone().run(inbox);
+            (
+                actors::start_with("streams", room, run),
+                None,
+                Some(streams),
+            )
         }
     };
     // An engine that generates by itself verifies no drafts.
@@ -220,7 +233,7 @@ async fn start_in(
     Ok(WorkerServer {
         handle,
         server,
-        heartbeats: tokio::spawn(lasting("heartbeats", heartbeats)),
+        heartbeats,
         leaving,
         driver,
     })
@@ -289,9 +302,9 @@ impl WorkerServer {
         let WorkerServer {
             handle,
             server,
-            mut heartbeats,
+            heartbeats,
             leaving,
-            mut driver,
+            driver,
         } = self;
         let parts = &handle.parts;
         end_chunks(parts).await;
@@ -304,7 +317,7 @@ impl WorkerServer {
         let end_driver = tokio::time::timeout(left(), async {
             // The driver may have stopped already. It uploads the acceptance statistics before it ends.
             let _ = parts.commands.send(Command::Stop).await;
-            let _ = (&mut driver).await;
+            driver.ended().await;
         });
         let has_ended = end_driver.await.is_ok();
         // Outputs that were shortened since.
@@ -321,7 +334,7 @@ impl WorkerServer {
         if leaves {
             leaving.notify_one();
             // The scheduler forgets a silent worker as well, only later.
-            let _ = tokio::time::timeout(LEAVE_GRACE, &mut heartbeats).await;
+            let _ = tokio::time::timeout(LEAVE_GRACE, heartbeats.ended()).await;
         }
         heartbeats.abort();
         if let Some(server) = &server {

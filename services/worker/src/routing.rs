@@ -174,7 +174,7 @@ impl Routing {
     }
 
     /// Saves the statistics that the store does not have yet, because the worker stops.
-    pub(crate) async fn finish(mut self) {
+    pub(crate) async fn finish(&mut self) {
         self.statistics.finish(&mut self.router).await;
     }
 

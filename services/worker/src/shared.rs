@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use refrain_service_kit::actors::Inbox;
 
 use crate::chunk::{ActiveChunk, ChunkEnding, Command, OutputSink};
 use crate::config::WorkerConfig;
@@ -75,7 +75,7 @@ impl Shared {
     /// shorten the outputs that they received last.
     pub(crate) async fn serve_cuts(
         &self,
-        mut commands: mpsc::Receiver<Command>,
+        mut commands: Inbox<Command>,
         last: impl Future<Output = ()>,
     ) {
         let serve = |command| {

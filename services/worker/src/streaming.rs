@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use refrain_protocol::LeaseId;
 use refrain_protocol::chunk::ChunkCut;
+use refrain_service_kit::actors::Inbox;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
@@ -46,7 +47,7 @@ impl StreamContext {
     /// The driver: it passes commands on to the tasks of chunks.
     ///
     /// Runs until it receives [`Command::Stop`] or all senders are gone, and the last chunk has ended.
-    pub(crate) async fn run(self: Arc<Self>, mut commands: mpsc::Receiver<Command>) {
+    pub(crate) async fn run(self: Arc<Self>, mut commands: Inbox<Command>) {
         let mut has_senders = true;
         loop {
             tokio::select! {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use refrain_protocol::{ApiError, TenantName};
 use refrain_rpc::DraftStore;
+use refrain_service_kit::actors::Actor;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::telemetry::Metrics;
 
@@ -15,7 +16,7 @@ use crate::tenants::jwt::{JwtConfig, JwtVerifier};
 use crate::tenants::key::{KeyConfig, key_faults};
 use crate::tenants::{
     Caller, Callers, Directory, HeaderWords, Limiter, LimitsRedisConfig, Made, QuotaTicket,
-    RedisCounts, StoreTenants, TenantsFollower, TenantsSource, UrgentShares, UrgentTicket,
+    RedisCounts, StoreTenants, TenantsSource, UrgentShares, UrgentTicket, start_following,
 };
 use crate::usage::{OnErasure, Usage, UsageMeter, UsageService, UsageStart, UsageSubject};
 
@@ -106,7 +107,7 @@ pub struct Accounts {
 pub struct AccountsService {
     accounts: Arc<Accounts>,
     /// Follows the tenants until it is dropped.
-    _follower: TenantsFollower,
+    _follower: Actor,
     usage: UsageService,
 }
 
@@ -137,7 +138,7 @@ impl AccountsService {
             }
             None => TenantsSource::None,
         };
-        let follower = TenantsFollower::start(
+        let follower = start_following(
             source.clone(),
             config.tenants_cache_file,
             directory.clone(),

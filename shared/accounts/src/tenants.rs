@@ -32,7 +32,7 @@ pub(crate) use budget::{BudgetTicket, Budgets};
 pub(crate) use callers::Callers;
 pub(crate) use directory::Directory;
 pub use directory::{Caller, KnownKey};
-pub(crate) use follow::TenantsFollower;
+pub(crate) use follow::start_following;
 pub(crate) use limiter::Limiter;
 pub use limiter::{Made, QuotaTicket};
 pub use policy::TenantPolicy;

@@ -8,7 +8,7 @@ mod pending_outputs;
 mod schedule;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -16,8 +16,8 @@ use refrain_protocol::document::{AppendRequest, DocumentUpdate, ERASED_LEN};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
+use refrain_service_kit::actors;
 use refrain_service_kit::clock::millis;
-use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::trace;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -32,7 +32,7 @@ use crate::update::DocumentUpdateRef;
 /// Most tokens of one message.
 const BATCH_TOKENS: usize = 65_536;
 
-/// The handle of the upload. Requests push updates, and a task sends them. A clone is the same uploader.
+/// The handle of the upload. Requests push updates, and an actor sends them. A clone is the same uploader.
 #[derive(Clone)]
 pub struct Uploader {
     inner: Arc<Inner>,
@@ -43,11 +43,11 @@ type Forget = Box<dyn Fn(NamespaceId, &[DocumentId]) + Send + Sync>;
 
 struct Inner {
     pending: Mutex<PendingOutputs>,
-    /// The task found nothing to send, and sleeps until there is something. Changed under the lock of `pending`.
+    /// The actor found nothing to send, and sleeps until there is something. Changed under the lock of `pending`.
     is_idle: AtomicBool,
     /// Callers of [`Uploader::drain`] that wait.
     drains: AtomicUsize,
-    /// Wakes the idle task.
+    /// Wakes the idle actor.
     work: Arc<Notify>,
     config: UploaderConfig,
     metrics: UploaderMetrics,
@@ -59,7 +59,7 @@ struct Inner {
 }
 
 impl Uploader {
-    /// Starts the task that sends, on the runtime of the caller.
+    /// Starts the actor that sends, on the runtime of the caller.
     pub fn start(
         config: UploaderConfig,
         store: Arc<dyn DraftStore>,
@@ -68,32 +68,9 @@ impl Uploader {
         let uploader = Uploader {
             inner: Arc::new(Inner::new(config, metrics)),
         };
-        // The task holds a weak reference, so that it ends with the last handle.
+        // The actor holds a weak reference, so that it ends with the last handle.
         let weak = Arc::downgrade(&uploader.inner);
-        let work = uploader.inner.work.clone();
-        let mut schedule = UploadSchedule::new(&uploader.inner.config, now());
-        let send = async move {
-            while let Some(inner) = weak.upgrade() {
-                let began = now();
-                if inner.note_idle() {
-                    // Callers that drain are told, also where the rest was dropped instead of sent.
-                    inner.flushed.notify_waiters();
-                    drop(inner);
-                    work.notified().await;
-                    schedule.resume(now());
-                    continue;
-                }
-                let growing =
-                    schedule.includes_growing(began) || inner.drains.load(Ordering::Relaxed) > 0;
-                let outcome = inner.flush(&*store, growing).await;
-                schedule.record(began, growing, outcome);
-                let has_groups = inner.pending.lock().has_groups();
-                let pause = schedule.pause(has_groups);
-                drop(inner);
-                tokio::time::sleep(pause).await;
-            }
-        };
-        tokio::spawn(lasting("uploads", send));
+        actors::start("uploads", move || send_all(weak.clone(), store.clone())).detached();
         uploader
     }
 
@@ -158,6 +135,32 @@ impl Uploader {
     }
 }
 
+/// Sends what is pending until the last handle is gone. Outputs stay pending until the store has them.
+async fn send_all(weak: Weak<Inner>, store: Arc<dyn DraftStore>) {
+    let Some(inner) = weak.upgrade() else { return };
+    let work = inner.work.clone();
+    let mut schedule = UploadSchedule::new(&inner.config, now());
+    drop(inner);
+    while let Some(inner) = weak.upgrade() {
+        let began = now();
+        if inner.note_idle() {
+            // Callers that drain are told, also where the rest was dropped instead of sent.
+            inner.flushed.notify_waiters();
+            drop(inner);
+            work.notified().await;
+            schedule.resume(now());
+            continue;
+        }
+        let growing = schedule.includes_growing(began) || inner.drains.load(Ordering::Relaxed) > 0;
+        let outcome = inner.flush(&*store, growing).await;
+        schedule.record(began, growing, outcome);
+        let has_groups = inner.pending.lock().has_groups();
+        let pause = schedule.pause(has_groups);
+        drop(inner);
+        tokio::time::sleep(pause).await;
+    }
+}
+
 /// Counts one waiting drain while it lives.
 struct Drain<'a>(&'a AtomicUsize);
 
@@ -203,7 +206,7 @@ impl Inner {
         self.observe(pending, lost);
     }
 
-    /// Wakes the task if it is idle. The caller holds the lock of the outputs.
+    /// Wakes the actor if it is idle. The caller holds the lock of the outputs.
     fn wake(&self, _pending: &PendingOutputs) {
         if self.is_idle.load(Ordering::Relaxed) {
             self.is_idle.store(false, Ordering::Relaxed);
@@ -211,7 +214,7 @@ impl Inner {
         }
     }
 
-    /// Notes and returns whether there is nothing to send. The task then sleeps until there is.
+    /// Notes and returns whether there is nothing to send. The actor then sleeps until there is.
     fn note_idle(&self) -> bool {
         let pending = self.pending.lock();
         let is_idle = pending.is_acknowledged() && !pending.has_touched();
@@ -358,7 +361,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Lets an idle task find that the last handle is gone.
+        // Lets an idle actor find that the last handle is gone.
         self.work.notify_one();
     }
 }

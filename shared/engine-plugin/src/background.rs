@@ -1,9 +1,10 @@
-//! The background thread: everything that may wait. It finds the sources of requests, and passes outputs on.
+//! The background actor: everything that may wait. It finds the sources of requests, and passes outputs on.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, NamespaceReplica, Uploader};
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, SignedNamespace};
@@ -13,7 +14,7 @@ use crate::backlog::Backlog;
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::sources::{AwaitedSources, DraftSources};
 
-/// A task that the engine's thread leaves to the background thread.
+/// A task that the engine's thread leaves to the background actor.
 pub(crate) enum BackgroundEvent {
     /// Pin the output of a request that runs.
     Pin(Arc<NamespaceReplica>, DocumentId),
@@ -48,28 +49,28 @@ impl BackgroundEvent {
     }
 }
 
-/// The background thread's end of the queue.
+/// The background actor's end of the queue, which outlives a panic of it.
 pub(crate) struct Inbox {
-    events: Receiver<BackgroundEvent>,
+    events: Mutex<Receiver<BackgroundEvent>>,
     queued: Backlog,
 }
 
 impl Inbox {
     pub(crate) fn new(events: Receiver<BackgroundEvent>, queued: Backlog) -> Self {
-        Inbox { events, queued }
+        Inbox {
+            events: Mutex::new(events),
+            queued,
+        }
     }
 
-    /// The next event, without waiting for one.
+    /// The next event, without waiting for one. Its tokens are off the queue.
     ///
     /// # Errors
     /// The queue is empty now, or will be from here on.
     fn try_next(&self) -> Result<BackgroundEvent, TryRecvError> {
-        self.events.try_recv()
-    }
-
-    /// Takes the tokens of a handled event off the queue.
-    fn handled(&self, tokens: usize) {
-        self.queued.take_off(tokens);
+        let event = self.events.lock().try_recv()?;
+        self.queued.take_off(event.tokens());
+        Ok(event)
     }
 }
 
@@ -107,11 +108,12 @@ pub(crate) struct UnmergedUpdate {
     pub(crate) is_sole_source: bool,
 }
 
-/// How often the thread looks for events. Nothing wakes it: on a machine without an idle core, that would take the
+/// How often the actor looks for events. Nothing wakes it: on a machine without an idle core, that would take the
 /// engine's thread off its core.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The background thread.
+/// The work of the background actor.
+#[derive(Clone)]
 pub(crate) struct Background {
     pub(crate) replica: Arc<DraftReplica>,
     pub(crate) uploader: Uploader,
@@ -120,14 +122,10 @@ pub(crate) struct Background {
 
 impl Background {
     /// Handles events until the sender is gone.
-    pub(crate) async fn run(self, inbox: Inbox) {
+    pub(crate) async fn run(self, inbox: Arc<Inbox>) {
         loop {
             match inbox.try_next() {
-                Ok(event) => {
-                    let tokens = event.tokens();
-                    self.handle(event);
-                    inbox.handled(tokens);
-                }
+                Ok(event) => self.handle(event),
                 Err(TryRecvError::Empty) => tokio::time::sleep(LOOK_EVERY).await,
                 Err(TryRecvError::Disconnected) => return,
             }

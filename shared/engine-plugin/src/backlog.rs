@@ -39,6 +39,21 @@ impl Backlog {
         self.tokens.fetch_sub(tokens, Ordering::Relaxed);
         self.shown.sub(tokens as i64);
     }
+
+    /// As [`add`](Self::add), until the result is dropped.
+    pub(crate) fn hold(&self, tokens: usize) -> HeldTokens {
+        self.add(tokens);
+        HeldTokens(self.clone(), tokens)
+    }
+}
+
+/// Tokens that wait until this is dropped.
+pub(crate) struct HeldTokens(Backlog, usize);
+
+impl Drop for HeldTokens {
+    fn drop(&mut self) {
+        self.0.take_off(self.1);
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The queue from the engine's thread to the background thread, and its limit.
+//! The queue from the engine's thread to the background actor, and its limit.
 
 use std::sync::mpsc::{self, Sender};
 

@@ -1,25 +1,22 @@
 //! The index of a request's own text, which the request drafts from like from any other.
 //!
 //! Indexing a prompt takes time in proportion to its length, so only a short one is indexed in the call that brings
-//! it. Long ones are indexed on a thread of their own. Meanwhile the engine's steps go on without the drafts of that
+//! it. Long ones are indexed by an actor. Meanwhile the engine's steps go on without the drafts of that
 //! prompt.
 
-use std::io;
-use std::sync::mpsc;
-
-use refrain_service_kit::tasks::lasting_work;
+use refrain_service_kit::actors::{self, Inbox};
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::awaited::Awaited;
-use crate::backlog::Backlog;
+use crate::backlog::{Backlog, HeldTokens};
 use crate::config::PluginConfig;
 use crate::metrics::{PluginMetrics, READING_TOKENS_MAX};
 
 /// The key of the text in its index.
 const OWN: DocumentKey = DocumentKey(0);
 
-/// The index of a request's own text, which the reader's thread makes of a long prompt. It is missing where the text
+/// The index of a request's own text, which the reader makes of a long prompt. It is missing where the text
 /// is too long for an index.
 pub(crate) type OwnIndex = Awaited<Box<Index>>;
 
@@ -45,7 +42,7 @@ impl OwnIndex {
     }
 }
 
-/// Indexes prompts: short ones at once, long ones on a thread of its own.
+/// Indexes prompts: short ones at once, long ones by an actor.
 pub(crate) struct PromptReader {
     index: IndexConfig,
     tokens_at_once: usize,
@@ -56,31 +53,35 @@ pub(crate) struct PromptReader {
 }
 
 /// The text of a long prompt, and where its index goes.
-type LongPrompt = (Vec<u32>, oneshot::Sender<Box<Index>>);
+struct LongPrompt {
+    text: Vec<u32>,
+    reply: oneshot::Sender<Box<Index>>,
+    _waiting: HeldTokens,
+}
 
 impl PromptReader {
-    /// Starts the thread, which ends when the reader is dropped.
-    pub(crate) fn start(config: &PluginConfig, metrics: PluginMetrics) -> io::Result<Self> {
+    /// Starts the actor, on the runtime of the caller. It ends when the reader is dropped.
+    pub(crate) fn start(config: &PluginConfig, metrics: PluginMetrics) -> Self {
         let index = IndexConfig {
             pattern_tokens_max: config.speculation.match_tokens_max,
             ..IndexConfig::default()
         };
         let backlog = Backlog::new(config.reading_tokens_max, metrics.reading_tokens.clone());
-        let (waiting, prompts) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("refrain-reader".into());
-        thread.spawn({
-            let (index, backlog) = (index.clone(), backlog.clone());
-            lasting_work("reader of prompts", move || {
-                read_all(&prompts, &index, &backlog);
-            })
-        })?;
-        Ok(PromptReader {
+        // Each of them is longer than those that are indexed at once.
+        let prompts_max = config.reading_tokens_max / (config.prompt_tokens_at_once + 1);
+        let read = {
+            let index = index.clone();
+            move |prompts| read_all(prompts, index.clone())
+        };
+        let (waiting, actor) = actors::start_with("reader of prompts", prompts_max + 1, read);
+        actor.detached();
+        PromptReader {
             index,
             tokens_at_once: config.prompt_tokens_at_once,
             backlog,
             waiting,
             metrics,
-        })
+        }
     }
 
     pub(crate) fn read(&self, text: &[u32]) -> OwnIndex {
@@ -93,22 +94,29 @@ impl PromptReader {
             return OwnIndex::Missing;
         }
         let (reply, reading) = oneshot::channel();
-        self.backlog.add(text.len());
-        // If the thread is gone, so is the sender of the reply, and the text is not drafted from.
-        let _ = self.waiting.send((text.to_vec(), reply));
+        let prompt = LongPrompt {
+            text: text.to_vec(),
+            reply,
+            _waiting: self.backlog.hold(text.len()),
+        };
+        // If the actor is gone, so is the sender of the reply, and the text is not drafted from.
+        let _ = self.waiting.try_send(prompt);
         OwnIndex::Pending(reading)
     }
 }
 
-fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, backlog: &Backlog) {
-    for (text, reply) in prompts {
-        // The receiver is gone where the request has ended.
-        if !reply.is_closed()
-            && let Some(index) = index_of(&text, config)
-        {
-            let _ = reply.send(index);
-        }
-        backlog.take_off(text.len());
+async fn read_all(mut prompts: Inbox<LongPrompt>, config: IndexConfig) {
+    while let Some(prompt) = prompts.recv().await {
+        let config = config.clone();
+        actors::blocking(move || {
+            // The receiver is gone where the request has ended.
+            if !prompt.reply.is_closed()
+                && let Some(index) = index_of(&prompt.text, &config)
+            {
+                let _ = prompt.reply.send(index);
+            }
+        })
+        .await;
     }
 }
 

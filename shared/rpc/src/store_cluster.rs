@@ -30,9 +30,9 @@ use refrain_protocol::segment::{
 use refrain_protocol::shard::{StoreDirectory, shard_of};
 use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_service_kit::actors;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::random;
-use refrain_service_kit::tasks::restarted;
 use tokio::sync::watch;
 
 use self::view::View;
@@ -109,7 +109,7 @@ impl StoreCluster {
         });
         let asked = Arc::downgrade(&shared);
         let ask = move || ask_all(asked.clone());
-        tokio::spawn(restarted("directory of replicas", ask));
+        actors::start("directory of replicas", ask).detached();
         Ok(StoreCluster { shared })
     }
 

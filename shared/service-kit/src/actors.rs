@@ -1,14 +1,17 @@
 //! Work for the life of a process: actors, each under a supervisor.
 //!
-//! A panic ends the task that it happens in, and nobody hears of it. So every loop that outlives a request is the body
-//! of an actor, which [`start`], [`start_on`] or [`start_with`] begins:
+//! A panic ends the task that it happens in, and nobody hears of it. So every loop that outlives a request is the
+//! body of an actor, which [`start`], [`start_on`] or [`start_with`] begins:
 //!
 //! * The **body** is a future on the runtime of its owner, so bodies run beside each other. It is made anew for each
 //!   run. Whatever must outlive a panic belongs outside of it: into the closure that makes it, or into the mailbox.
 //! * The **mailbox** has a limit. It outlives the body, so a message that waits is not lost with a panic. The message
 //!   that the body works on at that moment is.
-//! * The **supervisor** is an actix actor (`actors/supervisor.rs`). It begins the body anew after a panic, after a pause
-//!   that grows. An actor that panics too often makes the process unready ([`all_run`]).
+//! * The **supervisor** is an actix actor (`actors/supervisor.rs`). It begins the body anew after a panic, with a
+//!   pause that grows. An actor that panics too often makes the process unready.
+//!
+//! Work that keeps a core busy has a thread of its own, and [`start_thread`] gives it the same restarts and metrics.
+//! A [`Sentinel`] is for work that cannot begin anew.
 //!
 //! An [`Actor`] ends when its body returns, and when it is stopped or dropped.
 
@@ -16,16 +19,16 @@ mod mailbox;
 mod registry;
 mod restarts;
 mod supervisor;
+mod threads;
 
 use std::future::Future;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use futures_util::future::OptionFuture;
-use parking_lot::Mutex;
+use anyhow::Context as _;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -33,9 +36,10 @@ pub use self::mailbox::Inbox;
 pub(crate) use self::registry::{all_run, observe};
 #[cfg(any(test, feature = "testing"))]
 pub use self::registry::{kill, restarts, running};
+pub use self::threads::{Sentinel, start_thread};
 
 use self::mailbox::{Order, at_least};
-use self::registry::{Entry, Running, killed};
+use self::registry::{Entry, killed};
 use self::supervisor::Supervisor;
 
 /// An actor that runs. It is aborted when this is dropped.
@@ -63,18 +67,16 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let order = watch::Sender::new(Order::Run);
-    let life = Life::Many(Order::Close);
-    supervise(runtime, registry::entry(name), order, life, body)
+    supervise(runtime, registry::entry(name), order, Order::Close, body)
 }
 
-/// Starts an actor that cannot begin anew, since its body takes its state with it. A panic makes the process unready.
-/// Prefer [`start`].
-pub fn start_once(name: &'static str, body: impl Future<Output = ()> + Send + 'static) -> Actor {
-    let body = Mutex::new(Some(body));
-    let only = move || OptionFuture::from(body.lock().take()).map(|_| ());
-    let order = watch::Sender::new(Order::Run);
-    let entry = registry::entry(name);
-    supervise(&Handle::current(), entry, order, Life::One, only)
+/// The runtime of the supervisors' thread, for callers without one. Bodies must do little there, since they share it.
+///
+/// # Errors
+/// The system refuses the thread.
+pub fn shared_runtime() -> anyhow::Result<&'static Handle> {
+    let thread = supervisor::thread().context("the thread of the supervisors is missing")?;
+    Ok(&thread.runtime)
 }
 
 /// Starts an actor with a mailbox for `capacity` messages, on the runtime of the caller.
@@ -94,31 +96,39 @@ where
     let order = watch::Sender::new(Order::Run);
     let entry = registry::entry(name);
     entry.add_mailbox(&sender);
-    let body = Arc::new(body);
-    let slot = mailbox::Slot::new(receiver, order.subscribe());
+    let (body, mailbox) = (Arc::new(body), Arc::new(Mutex::new(receiver)));
+    let orders = order.subscribe();
     let with_inbox = move || {
-        let (body, slot) = (body.clone(), slot.clone());
-        async move { body(slot.open().await).await }
+        let (body, mailbox, orders) = (body.clone(), mailbox.clone(), orders.clone());
+        async move {
+            // A body before this one has given it back by its end.
+            let receiver = mailbox.lock_owned().await;
+            body(Inbox { receiver, orders }).await;
+        }
     };
-    let life = Life::Many(Order::Abort);
-    let actor = supervise(&Handle::current(), entry, order, life, with_inbox);
+    let actor = supervise(&Handle::current(), entry, order, Order::Abort, with_inbox);
     (sender, actor)
 }
 
-/// Runs of a body.
-#[derive(Clone, Copy)]
-enum Life {
-    One,
-    /// It begins anew after each panic. On this order it is dropped.
-    Many(Order),
+/// Does work of a body that waits for a disk or keeps a core busy, on a thread for such work. A panic of the work is
+/// one of the body.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime ends, and the body with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
 }
 
-/// Begins the body, and its supervisor.
+/// Begins the body, and its supervisor. On the order `ending` the body is dropped.
 fn supervise<F>(
     runtime: &Handle,
     entry: Arc<Entry>,
     order: watch::Sender<Order>,
-    life: Life,
+    ending: Order,
     body: impl Fn() -> F + Send + Sync + 'static,
 ) -> Actor
 where
@@ -127,13 +137,9 @@ where
     let ended = CancellationToken::new();
     let (runtime, orders, body) = (runtime.clone(), order.subscribe(), Arc::new(body));
     let (entry_of_runs, end) = (entry.clone(), ended.clone());
-    let (begins_anew, ending) = match life {
-        Life::One => (false, Order::Close),
-        Life::Many(ending) => (true, ending),
-    };
     let run = move |pause: Duration| -> JoinHandle<()> {
         let (body, orders, end) = (body.clone(), orders.clone(), end.clone());
-        let kills = begins_anew.then(|| entry_of_runs.kills());
+        let kills = entry_of_runs.kills();
         runtime.spawn(async move {
             // The body is made here, so that a panic of what makes it is treated as its own.
             let whole = async {
@@ -148,13 +154,13 @@ where
                 () = killed(kills) => {}
                 () = whole => {}
             }
-            // Who waits hears of it on its own runtime, without the way over the supervisor's thread.
+            // Its owner hears of that here, without the way over the supervisors' thread.
             end.cancel();
         })
     };
     let first = run(Duration::ZERO);
-    let (running, guard) = (Running::new(entry), ended.clone().drop_guard());
-    Supervisor::new(running, begins_anew.then_some(run), guard).start(first);
+    let guard = ended.clone().drop_guard();
+    Supervisor::new(entry, run, guard).start(first);
     Actor {
         order,
         ended,
@@ -163,8 +169,8 @@ where
 }
 
 impl Actor {
-    /// Asks the actor to stop, and waits until it has. Without a mailbox it stops at once. With one it reads first what
-    /// is there; after `grace` it is aborted. Returns whether it stopped by itself.
+    /// Asks the actor to stop, and waits until it has. Without a mailbox it stops at once. With one it first reads
+    /// what is there; after `grace` it is aborted. Returns whether it stopped by itself.
     pub async fn stop(self, grace: Duration) -> bool {
         self.order.send_replace(Order::Close);
         let is_in_order = tokio::time::timeout(grace, self.ended.cancelled()).await;
@@ -176,11 +182,6 @@ impl Actor {
     /// Waits until the body has returned.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
-    }
-
-    /// Whether the body has returned.
-    pub fn has_ended(&self) -> bool {
-        self.ended.is_cancelled()
     }
 
     /// Ends the actor where its body waits next.

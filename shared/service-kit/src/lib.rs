@@ -1,10 +1,10 @@
 //! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh,
-//! drain, timers, comparison of clocks, threads for actors and recovery from panics. It does not know what a
+//! drain, timers, comparison of clocks, actors and recovery from panics. It does not know what a
 //! token is.
 //!
 //! A service calls [`config::load`], then [`telemetry::init`], then [`http::serve`], and reaches others with
 //! [`http::MeshClient`]. A service that keeps its state in an actor puts the core into [`guard::Guarded`] and the
-//! actor on an [`actor_thread::ActorThread`]. Tasks for the life of a process are in [`tasks`].
+//! actor on an [`actor_thread::ActorThread`]. Loops for the life of a process are in [`actors`].
 //!
 //! Read first: `http/server.rs` (the listener), `http/client.rs` (calls between services), `mesh.rs` (who may call
 //! whom).

@@ -1,19 +1,21 @@
 //! Files that are read again when they change: certificates and secrets that are renewed under a running service.
 //!
-//! A thread looks at the contents and not at the time of the last change. Kubernetes exchanges a mounted Secret by a
+//! An actor looks at the contents and not at the time of the last change. Kubernetes exchanges a mounted Secret by a
 //! symbolic link, and a time of change may stay the same over two writes. A service goes on with what it has if the
 //! new contents cannot be used.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounterVec;
 use ring::digest::{Context, SHA256};
+
+use crate::actors;
 
 /// How often the files are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -54,25 +56,18 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         }
         let contents = read(&paths)?;
         let value = Self::fixed(parse(&contents)?);
-        let mut files = Files {
+        let files = Mutex::new(Files {
             name: name.to_owned(),
             seen: Some(digest(&contents)),
             paths,
             reloads: reloads.clone(),
             parse,
-        };
-        let follows = Arc::downgrade(&value);
-        std::thread::Builder::new()
-            .name("refrain-reload".into())
-            .spawn(move || {
-                loop {
-                    std::thread::sleep(LOOK_EVERY);
-                    match follows.upgrade() {
-                        Some(value) => files.look(&value),
-                        None => return,
-                    }
-                }
-            })?;
+        });
+        let (files, follows) = (Arc::new(files), Arc::downgrade(&value));
+        // Callers may have no runtime, or one whose clock a test has stopped.
+        let runtime = actors::shared_runtime()?;
+        let follow = move || follow(files.clone(), follows.clone());
+        actors::start_on(runtime, "files that are reloaded", follow).detached();
         Ok(value)
     }
 
@@ -89,6 +84,20 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
     fn set(&self, value: T) {
         *self.current.write() = Arc::new(value);
         self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Looks at files for as long as their value is used. Their disk may be slow, so another thread reads them.
+async fn follow<T, P>(files: Arc<Mutex<Files<P>>>, value: Weak<Reloaded<T>>)
+where
+    T: Send + Sync + 'static,
+    P: Fn(&[Vec<u8>]) -> anyhow::Result<T> + Send + 'static,
+{
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(value) = value.upgrade() else { return };
+        let files = files.clone();
+        actors::blocking(move || files.lock().look(&value)).await;
     }
 }
 

@@ -76,9 +76,11 @@ async fn a_panic_is_counted_and_readiness_tells_of_a_lost_actor() {
     assert_eq!(status, 503);
     assert!(reason.contains("\"baking\" is lost"), "{reason}");
     drop(baking);
-    actors::start_once("acting", async { panic!("planned") })
-        .ended()
-        .await;
+    let acting = tokio::spawn(async {
+        let _sentinel = actors::Sentinel::new("acting");
+        panic!("planned")
+    });
+    assert!(acting.await.is_err());
     let (_, reason) = ready().await;
     assert!(reason.contains("\"acting\" is lost"), "{reason}");
     assert_eq!(restarts("acting"), 0);

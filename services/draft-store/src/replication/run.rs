@@ -26,15 +26,12 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(5);
 /// for ten seconds.
 const SHORT_FOR: Duration = Duration::from_secs(30);
 
-/// Runs sessions until `stop` says so.
-pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) {
+/// Runs sessions, one after the other.
+pub(crate) async fn run(session: Arc<Session>) {
     let mut backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST);
     loop {
         let began = tokio::time::Instant::now();
-        let ended = tokio::select! {
-            ended = one(&session) => ended,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
+        let ended = one(&session).await;
         session.metrics.feed_connected.set(0);
         session.metrics.feed_sessions.inc();
         match &ended {
@@ -54,10 +51,7 @@ pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) 
         if began.elapsed() > PAUSE_LONGEST {
             backoff.reset();
         }
-        tokio::select! {
-            () = tokio::time::sleep(backoff.pause()) => {}
-            _ = stop.wait_for(|stop| *stop) => return,
-        }
+        tokio::time::sleep(backoff.pause()).await;
     }
 }
 

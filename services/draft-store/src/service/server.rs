@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use refrain_service_kit::actor_thread::ActorThread;
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::config::Validate as _;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
-use refrain_service_kit::tasks;
 use refrain_service_kit::telemetry::Metrics;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use crate::config::DraftStoreConfig;
 use crate::metrics::StoreMetrics;
@@ -36,13 +34,7 @@ pub struct DraftStoreServer {
     handle: DraftStoreHandle,
     server: Option<Server>,
     thread: ActorThread,
-    feed: Option<RunningFeed>,
-}
-
-/// The task of the feed, and what ends it.
-struct RunningFeed {
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    feed: Option<Actor>,
 }
 
 /// Opens the store, starts its writer, and starts the listener if the configuration has an address.
@@ -105,11 +97,8 @@ pub async fn start(
             adopted: Default::default(),
             is_erasing: Arc::default(),
         };
-        let (stop, stopped) = watch::channel(false);
         let session = Arc::new(session);
-        let run = move || run::run(session.clone(), stopped.clone());
-        let task = tokio::spawn(tasks::restarted("feed", run));
-        RunningFeed { stop, task }
+        actors::start("feed", move || run::run(session.clone()))
     });
     let server = match config.listen {
         None => None,
@@ -160,9 +149,8 @@ impl DraftStoreServer {
             server.stop_within(grace).await;
         }
         // All that is not sent by now is in the outbox, and is sent after the next start.
-        if let Some(RunningFeed { stop, task }) = self.feed {
-            let _ = stop.send(true);
-            let _ = task.await;
+        if let Some(feed) = self.feed {
+            feed.stop(grace).await;
         }
         self.handle.close().await;
         self.thread.stop().await;

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext as _, Context, SpawnHandle};
 use refrain_protocol::ApiError;
+use refrain_service_kit::actors::Sentinel;
 use refrain_service_kit::clock;
-use refrain_service_kit::tasks::Sentinel;
 use tokio::sync::oneshot;
 
 use crate::catalog::Catalog;
@@ -95,7 +95,7 @@ pub(crate) struct WriterActor {
     hold: DirectoryLock,
     replication_waiters: ReplicationWaiters,
     manifest: WrittenManifest,
-    _sentinel: Sentinel,
+    sentinel: Sentinel,
 }
 
 impl Actor for WriterActor {
@@ -141,7 +141,7 @@ impl WriterActor {
                 head: 0,
                 at: Instant::now(),
             },
-            _sentinel: Sentinel("writer"),
+            sentinel: Sentinel::new("writer"),
         };
         writer.reopen()?;
         Ok(writer)
@@ -242,12 +242,12 @@ impl WriterActor {
                 Ok(outcome)
             }
             Ok(Err(error)) => {
-                self.metrics.writer_restarts.inc();
+                self.note_restart();
                 tracing::error!(%error, "draft store log failed; reopening it");
                 Err(disk_refused(&error))
             }
             Err(_) => {
-                self.metrics.writer_restarts.inc();
+                self.note_restart();
                 tracing::error!("draft store writer panicked; reopening the log");
                 Err(ApiError::internal("the writer panicked"))
             }
@@ -274,11 +274,16 @@ impl WriterActor {
             return false;
         };
         tracing::error!(%error, "reopening the draft store log, whose journal has everything");
-        self.metrics.writer_restarts.inc();
+        self.note_restart();
         self.shared.set_open(None);
         self.core = None;
         self.stop_job();
         true
+    }
+
+    fn note_restart(&self) {
+        self.metrics.writer_restarts.inc();
+        self.sentinel.restarted();
     }
 
     fn publish(&mut self, outcome: &CommitOutcome) {

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use refrain_rpc::Scheduler;
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::backoff::jittered;
-use refrain_service_kit::tasks;
-use tokio::task::JoinHandle;
 
 use super::Models;
 
@@ -18,10 +17,10 @@ pub(crate) async fn poll_served(
     scheduler: Arc<dyn Scheduler>,
     models: Arc<Models>,
     period: Duration,
-) -> JoinHandle<()> {
+) -> Actor {
     let first = poll(&*scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let follow = move || follow(scheduler.clone(), models.clone(), period, first);
-    tokio::spawn(tasks::restarted("models", follow))
+    actors::start("models", follow)
 }
 
 /// Asks once. Returns whether the scheduler answered.

@@ -12,8 +12,8 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use refrain_service_kit::actors::start_thread;
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::tasks::lasting_work;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 
@@ -141,11 +141,10 @@ impl EngineHandle {
         let idle_check = Duration::from_millis(expiry_ms.div_ceil(4).max(10));
         let join_handle = {
             let model_thread = model_thread.clone();
-            std::thread::Builder::new()
-                .name("engine-model".into())
-                .spawn(lasting_work("model", move || {
-                    model_thread.run(core, idle_check);
-                }))?
+            let mut core = core;
+            start_thread("engine-model", move || {
+                model_thread.run(&mut core, idle_check);
+            })?
         };
         Ok(EngineHandle {
             shared: Arc::new(SharedEngine {
@@ -310,10 +309,9 @@ impl EngineHandle {
 impl SharedEngine {
     fn stop(&self) {
         self.model_thread.end();
-        if let Some(thread) = self.join_handle.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the model thread ended with a panic");
+        let thread = self.join_handle.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
         }
         let pool_threads = self.pool_threads.lock().take();
         if let Some(mut threads) = pool_threads {

@@ -231,7 +231,7 @@ impl ModelThread {
     }
 
     /// Executes commands until [`ModelThread::end`]. This is the body of the thread.
-    pub(super) fn run(&self, mut core: EngineCore, idle_check: Duration) {
+    pub(super) fn run(&self, core: &mut EngineCore, idle_check: Duration) {
         let mut checked = Instant::now();
         let mut price = PrefillPrice::default();
         while let Some(command) = self.next(idle_check) {
@@ -239,8 +239,8 @@ impl ModelThread {
                 // The caller has gone, so nobody relies on the effect of this step.
                 Some(EngineCommand::Step(_, reply)) if reply.is_closed() => {}
                 Some(EngineCommand::Step(request, reply)) => {
-                    let answer = self.execute(&mut core, &mut price, request);
-                    self.publish_load(&core);
+                    let answer = self.execute(core, &mut price, request);
+                    self.publish_load(core);
                     // If the caller has gone by now, its sessions expire.
                     let _ = reply.send(answer);
                 }
@@ -249,7 +249,7 @@ impl ModelThread {
                         true => core.park(&request.sessions, Instant::now()),
                         false => core.close(&request),
                     }
-                    self.publish_load(&core);
+                    self.publish_load(core);
                     let _ = reply.send(());
                 }
                 Some(EngineCommand::Report(reply)) => {
@@ -264,12 +264,12 @@ impl ModelThread {
                         Forgotten::Kept => core.forget_kept(),
                         Forgotten::All => core.forget_all(),
                     }
-                    self.publish_load(&core);
+                    self.publish_load(core);
                     let _ = reply.send(());
                 }
                 Some(EngineCommand::ForgetTenant(tenant, reply)) => {
                     let counts = core.forget_tenant(tenant, Instant::now());
-                    self.publish_load(&core);
+                    self.publish_load(core);
                     let _ = reply.send(counts);
                 }
                 Some(EngineCommand::Renew(model, version, reply)) => {
@@ -278,7 +278,7 @@ impl ModelThread {
                     core.renew(model, version);
                     self.weight_version.store(version, Ordering::Release);
                     self.publish_version();
-                    self.publish_load(&core);
+                    self.publish_load(core);
                     let _ = reply.send(());
                 }
                 None => {}
@@ -287,7 +287,7 @@ impl ModelThread {
                 checked = Instant::now();
                 let expired = core.expire(checked) as u64;
                 self.metrics.families.expired.inc_by(expired);
-                self.publish_load(&core);
+                self.publish_load(core);
             }
         }
     }

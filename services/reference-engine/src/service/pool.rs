@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use futures_util::FutureExt as _;
+use refrain_service_kit::actors::start_thread;
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::tasks::lasting_work;
 
 use crate::pool::{KvPool, LoadJob, PoolQueues};
 
@@ -44,15 +44,16 @@ impl PoolThreads {
             .build()?;
         let writer = {
             let pool = pool.clone();
-            spawn("engine-kv-file", move || {
+            start_thread("engine-kv-file", move || {
                 writes.iter().for_each(|block| pool.write(&block));
             })?
         };
         let loader = {
             let pool = pool.clone();
             let peers = Arc::new(Peers::new(peers));
-            spawn("engine-kv-load", move || {
-                runtime.block_on(load_all(pool, peers, loads));
+            let mut loads = loads;
+            start_thread("engine-kv-load", move || {
+                runtime.block_on(load_all(&pool, &peers, &mut loads));
             })?
         };
         Ok(PoolThreads {
@@ -65,26 +66,16 @@ impl PoolThreads {
     pub(super) fn end(&mut self) {
         self.pool.end();
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the KV pool ended with a panic");
-            }
+            let _ = thread.join();
         }
     }
 }
 
-fn spawn(
-    name: &'static str,
-    work: impl FnOnce() + Send + 'static,
-) -> std::io::Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name.into());
-    thread.spawn(lasting_work(name, work))
-}
-
 /// Carries out loads side by side until the queue ends.
 async fn load_all(
-    pool: Arc<KvPool>,
-    peers: Arc<Peers>,
-    mut jobs: tokio::sync::mpsc::Receiver<LoadJob>,
+    pool: &Arc<KvPool>,
+    peers: &Arc<Peers>,
+    jobs: &mut tokio::sync::mpsc::Receiver<LoadJob>,
 ) {
     while let Some(job) = jobs.recv().await {
         let (pool, peers) = (pool.clone(), peers.clone());

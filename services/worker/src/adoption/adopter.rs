@@ -17,10 +17,10 @@ use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::{
     ChunkStream, DraftStore, EngineAddress, EngineAdopter, Scheduler, Worker, Workers,
 };
+use refrain_service_kit::actors;
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, PART_MARK};
-use refrain_service_kit::tasks::restarted;
 use refrain_service_kit::telemetry::Metrics;
 use reqwest::Url;
 use tokio::runtime::Handle;
@@ -161,7 +161,7 @@ impl Adopter {
         // The first attempt waits for the entry, which it looks up.
         let mut engines = self.parts.engines.lock();
         let attempt = move || parts.clone().attempt(at.clone());
-        let attempts = tokio::spawn(restarted("engine of earlier", attempt)).abort_handle();
+        let attempts = actors::start("engine of earlier", attempt).detached();
         let engine = Engine {
             worker: self.parts.worker_name(&address),
             stage: EngineStage::Awaited {

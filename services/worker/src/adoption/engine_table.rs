@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use refrain_protocol::WorkerId;
 use refrain_protocol::adoption::AdoptedEngine;
 use refrain_rpc::EngineAddress;
+use refrain_service_kit::actors::Actor;
 use refrain_service_kit::telemetry::MetricsPart;
-use tokio::task::AbortHandle;
 
 use crate::WorkerServer;
 use crate::service::WorkerHandle;
@@ -27,7 +27,7 @@ pub(super) enum EngineStage {
         /// Why it has no worker yet.
         fault: String,
         /// Ends the attempts.
-        attempts: AbortHandle,
+        attempts: Actor,
     },
     /// Its worker ends.
     Leaving,

@@ -15,7 +15,7 @@ pub(super) const ENGINE_FULL_PAUSE_MAX: Duration = Duration::from_secs(1);
 const ENGINE_FULL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A chunk in the batch.
-pub(super) struct Member {
+pub(crate) struct Member {
     pub(super) chunk: ActiveChunk,
     /// The result of the last step, until the decode loop has learnt from it and recorded it.
     pub(super) unsettled: Option<StepRecord>,

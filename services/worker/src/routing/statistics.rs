@@ -6,7 +6,7 @@
 //! workers was rejected: replayed recordings are served 0.5 % faster at most with statistics that are known from the
 //! start.
 //!
-//! A task of its own makes the calls. The decode loop passes bytes and takes in answers, and never waits.
+//! An actor makes the calls. The decode loop passes bytes and takes in answers, and never waits.
 
 use std::cmp::Ordering;
 use std::num::NonZeroUsize;
@@ -14,15 +14,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
-use refrain_service_kit::tasks::lasting;
+use refrain_service_kit::actors::{self, Actor, Inbox};
 use refrain_speculation::router::Router;
 use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use crate::config::{RouterChoice, WorkerConfig};
 use crate::metrics::WorkerMetrics;
@@ -38,8 +38,8 @@ pub(crate) struct StatisticsKeeper {
     namespaces: LruCache<NamespaceId, Turn>,
     calls: mpsc::Sender<Call>,
     answers: mpsc::Receiver<Answer>,
-    /// The task that makes the calls.
-    task: Option<JoinHandle<()>>,
+    /// Makes the calls.
+    actor: Option<Actor>,
 }
 
 /// The next save of a namespace.
@@ -56,6 +56,12 @@ struct Turn {
 struct Call {
     id: NamespaceId,
     request: AcceptanceStatsRequest,
+}
+
+/// A call that has no outcome yet.
+struct BegunCall {
+    id: NamespaceId,
+    asked: bool,
 }
 
 /// The outcome of a call.
@@ -76,18 +82,26 @@ impl StatisticsKeeper {
         let is_kept =
             speculation.router == RouterChoice::Goodput && speculation.statistics_interval_ms > 0;
         let interval = is_kept.then(|| Duration::from_millis(speculation.statistics_interval_ms));
-        let (calls, queue) = mpsc::channel(CALLS_MAX);
         // Each answer belongs to a call that had a place in the queue.
         let (answer, answers) = mpsc::channel(CALLS_MAX + 1);
+        let begun = Arc::<Mutex<Option<BegunCall>>>::default();
+        let make_calls = move |calls: Inbox<Call>| {
+            let (store, metrics) = (store.clone(), metrics.clone());
+            make_calls(calls, answer.clone(), begun.clone(), store, metrics)
+        };
+        let (calls, actor) = match interval {
+            Some(_) => {
+                let (calls, actor) = actors::start_with("statistics", CALLS_MAX, make_calls);
+                (calls, Some(actor))
+            }
+            None => (mpsc::channel(1).0, None),
+        };
         StatisticsKeeper {
             interval,
             namespaces: LruCache::new(namespaces_max),
             calls,
             answers,
-            task: interval.map(|_| {
-                let calls = make_calls(queue, answer, store, metrics);
-                tokio::spawn(lasting("statistics", calls))
-            }),
+            actor,
         }
     }
 
@@ -178,13 +192,13 @@ impl StatisticsKeeper {
 
     /// Saves the tables that the store does not have yet.
     pub(super) async fn finish(&mut self, router: &mut Router<NamespaceId>) {
-        let Some(task) = self.task.take() else {
+        let Some(actor) = self.actor.take() else {
             return;
         };
         self.exchange(router, Instant::now());
         let (closed, _) = mpsc::channel(1);
         let calls = std::mem::replace(&mut self.calls, closed);
-        // Nobody reads the answers any more. The task would wait for room for them, and the loop below for the task.
+        // Nobody reads the answers any more. The actor would wait for room for them, and the loop below for it.
         self.answers.close();
         for (id, turn) in &mut self.namespaces {
             let own = router.known_statistics(*id);
@@ -195,8 +209,7 @@ impl StatisticsKeeper {
             }
         }
         drop(calls);
-        // A panic of the task is reported where it happened.
-        let _ = task.await;
+        actor.ended().await;
     }
 }
 
@@ -239,15 +252,24 @@ impl Turn {
 }
 
 async fn make_calls(
-    mut queue: mpsc::Receiver<Call>,
+    mut calls: Inbox<Call>,
     answers: mpsc::Sender<Answer>,
+    begun: Arc<Mutex<Option<BegunCall>>>,
     store: Arc<dyn DraftStore>,
     metrics: Arc<WorkerMetrics>,
 ) {
-    while let Some(Call { id, request }) = queue.recv().await {
+    // A panic took its answer. As an error, the namespace makes the call again.
+    let lost = begun.lock().take();
+    if let Some(BegunCall { id, asked }) = lost {
+        let reply = Err(ApiError::internal("the call panicked"));
+        let _ = answers.send(Answer { id, asked, reply }).await;
+    }
+    while let Some(Call { id, request }) = calls.recv().await {
         let asked = request.statistics.is_empty();
+        *begun.lock() = Some(BegunCall { id, asked });
         let reply = store.acceptance_stats(request).await;
         metrics.statistics_call(reply.is_ok());
+        *begun.lock() = None;
         // A worker that stops does not listen.
         let _ = answers.send(Answer { id, asked, reply }).await;
     }

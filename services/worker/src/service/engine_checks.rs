@@ -33,6 +33,7 @@ pub(super) struct EngineNews {
 }
 
 /// Checks the engine of a worker.
+#[derive(Clone)]
 pub(super) struct EngineChecks {
     worker: WorkerHandle,
     news: Arc<EngineNews>,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use refrain_protocol::scheduling::Heartbeat;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::{HEARTBEAT_RETRY_PAUSE, HEARTBEAT_TIMEOUT, Scheduler};
+use refrain_service_kit::actors::{self, Actor};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -20,6 +21,7 @@ const CHECK_LEAD_MAX: Duration = Duration::from_millis(100);
 pub(super) const INTERVAL_MIN: Duration = Duration::from_millis(20);
 
 /// Sends the heartbeats of a worker.
+#[derive(Clone)]
 pub(crate) struct Heartbeats {
     worker: WorkerHandle,
     scheduler: Arc<dyn Scheduler>,
@@ -109,18 +111,22 @@ impl Heartbeats {
         }
     }
 
-    /// Asks the engine whether it is ready, and sends the first heartbeat. Returns the rest, which goes on until it
-    /// is dropped, or `leaving` is notified. It then sends a last one.
-    pub(crate) async fn start(mut self, leaving: Arc<Notify>) -> impl Future<Output = ()> {
-        let mut checks = EngineChecks::new(self.worker.clone(), self.engine.clone());
-        checks.check().await;
+    /// Asks the engine whether it is ready, and sends the first heartbeat. Returns the actor that sends the others
+    /// until `leaving` is notified. It then sends a last one.
+    pub(crate) async fn start(mut self, leaving: Arc<Notify>) -> Actor {
+        let checks = EngineChecks::new(self.worker.clone(), self.engine.clone());
+        checks.clone().check().await;
         let pause = self.send().await;
-        async move {
-            tokio::select! {
-                () = checks.run() => {}
-                () = self.run(pause, leaving) => {}
+        actors::start("heartbeats", move || {
+            let (checks, heartbeats) = (checks.clone(), self.clone());
+            let leaving = leaving.clone();
+            async move {
+                tokio::select! {
+                    () = checks.run() => {}
+                    () = heartbeats.run(pause, leaving) => {}
+                }
             }
-        }
+        })
     }
 
     async fn run(mut self, mut pause: Duration, leaving: Arc<Notify>) {

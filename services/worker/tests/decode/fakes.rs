@@ -42,6 +42,8 @@ pub(crate) struct FakeEngine {
     /// Number of sessions that were parked, and of context tokens that items brought.
     pub(crate) parked: AtomicU64,
     pub(crate) sent: AtomicU64,
+    /// Number of steps to come over which the decode loop panics.
+    pub(crate) panics: AtomicU32,
     /// Number of steps to come that fail.
     pub(crate) failures: AtomicU32,
     /// Permits for steps; `None`: any number.
@@ -97,6 +99,7 @@ impl FakeEngine {
             closed: AtomicU64::new(0),
             parked: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            panics: AtomicU32::new(0),
             failures: AtomicU32::new(0),
             allowed: None,
             amnesia: AtomicU32::new(0),
@@ -282,6 +285,7 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
             })
             .is_ok()
         };
+        assert!(!take(&self.panics), "planned panic");
         if take(&self.failures) {
             return Err(ApiError::new(ErrorKind::Upstream, "planned failure"));
         }

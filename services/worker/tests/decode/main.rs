@@ -286,6 +286,24 @@ async fn a_failed_step_fails_its_requests_and_the_worker_goes_on() {
 }
 
 #[tokio::test]
+async fn a_panic_of_the_decode_loop_fails_its_chunks_and_the_worker_goes_on() {
+    let bench = bench(FakeEngine::new(erratic), |_| {}).await;
+    let whole = run(&bench, chunk(&bench, &[1], 10)).await.tokens;
+    bench.engine.panics.store(1, Ordering::Relaxed);
+    let (first, second) = tokio::join!(
+        run(&bench, chunk(&bench, &[1], 10)),
+        run(&bench, chunk(&bench, &[2], 10)),
+    );
+    let lost = [first, second];
+    let kinds = lost.map(|received| received.error.map(|error| error.kind));
+    assert!(kinds.contains(&Some(ErrorKind::Upstream)), "{kinds:?}");
+    // The slots of lost chunks are free.
+    let received = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(received.tokens, whole);
+    bench.worker.drain().await;
+}
+
+#[tokio::test]
 async fn a_chunk_ends_when_its_reader_leaves_and_its_output_is_stored() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(1);

@@ -1,6 +1,7 @@
 //! Acceptance statistics are saved in the store, and a worker that starts goes on from there.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::{ErrorKind, Namespace, TokenId};
@@ -149,6 +150,30 @@ async fn statistics_that_the_store_refuses_are_saved_later() {
         arrives.await.is_ok(),
         "the refused statistics never arrived"
     );
+}
+
+#[tokio::test]
+async fn statistics_over_which_a_call_panics_are_saved_later() {
+    let store = Arc::new(FakeStore::default());
+    let panicked = AtomicBool::new(false);
+    store.refuse(move |call| {
+        let saves = matches!(call, StoreCall::AcceptanceStats(of) if !of.statistics.is_empty());
+        assert!(
+            !saves || panicked.swap(true, Ordering::Relaxed),
+            "planned panic"
+        );
+        None
+    });
+    let bench = worker(store.clone(), 2).await;
+    run(&bench, chunk(&bench, &[1, 2, 3], 400)).await;
+    let arrives = tokio::time::timeout(PATIENCE, async {
+        while store.content().statistics_saved == 0 {
+            let mut plain = chunk(&bench, &[4, 5, 6], 10);
+            plain.speculation = Speculation::Off;
+            run(&bench, plain).await;
+        }
+    });
+    assert!(arrives.await.is_ok(), "the statistics never arrived");
 }
 
 /// So long that there is no second turn in a test.

@@ -10,9 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::clock::unix_s;
-use refrain_service_kit::tasks::lasting;
-use tokio::task::JoinHandle;
 
 use self::file::FileFollower;
 use self::store::StoreFollower;
@@ -28,15 +27,6 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// How often the gauges of keys that end are renewed: other keys are the next ones once some have ended.
 const ENDS_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The task that follows the tenants. It ends when this is dropped.
-pub(crate) struct TenantsFollower(JoinHandle<()>);
-
-impl Drop for TenantsFollower {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// The place that is followed.
 enum Followed {
     Nothing,
@@ -44,47 +34,50 @@ enum Followed {
     Store(StoreFollower),
 }
 
-impl TenantsFollower {
-    /// Takes the tenants over, and follows them from then on. Without any it only looks after the limits. The file
-    /// `cache` is for those of the draft store.
-    ///
-    /// # Errors
-    /// The file cannot be read or has faults, or the draft store keeps no tenants. Later faults are logged, and what
-    /// was known stays.
-    pub(crate) async fn start(
-        source: TenantsSource,
-        cache: Option<PathBuf>,
-        directory: Arc<Directory>,
-        limiter: Limiter,
-        metrics: Arc<AccountMetrics>,
-    ) -> anyhow::Result<Self> {
-        let taking = Taking::new(directory, metrics);
-        let shown = taking.clone();
-        let mut followed = match source {
-            TenantsSource::None => Followed::Nothing,
-            TenantsSource::File(path) => Followed::File(FileFollower::start(path, taking)?),
-            TenantsSource::Store(store) => {
-                Followed::Store(StoreFollower::start(store, cache, taking).await?)
-            }
-        };
-        let follow = async move {
-            let mut interval = tokio::time::interval(INTERVAL);
-            let mut shown_at = Instant::now();
-            loop {
-                interval.tick().await;
-                let now = Instant::now();
-                limiter.forget_idle(now);
-                if now.saturating_duration_since(shown_at) >= ENDS_INTERVAL {
-                    shown.show_key_ends(unix_s().cast_signed());
-                    shown_at = now;
-                }
-                match &mut followed {
-                    Followed::Nothing => {}
-                    Followed::File(file) => file.look().await,
-                    Followed::Store(store) => store.look().await,
-                }
-            }
-        };
-        Ok(TenantsFollower(tokio::spawn(lasting("tenants", follow))))
+/// Takes the tenants over, and follows them from then on. Without any it only looks after the limits. The file
+/// `cache` is for those of the draft store.
+///
+/// # Errors
+/// The file cannot be read or has faults, or the draft store keeps no tenants. Later faults are logged, and what
+/// was known stays.
+pub(crate) async fn start_following(
+    source: TenantsSource,
+    cache: Option<PathBuf>,
+    directory: Arc<Directory>,
+    limiter: Limiter,
+    metrics: Arc<AccountMetrics>,
+) -> anyhow::Result<Actor> {
+    let taking = Taking::new(directory, metrics);
+    let shown = taking.clone();
+    let followed = match source {
+        TenantsSource::None => Followed::Nothing,
+        TenantsSource::File(path) => Followed::File(FileFollower::start(path, taking)?),
+        TenantsSource::Store(store) => {
+            Followed::Store(StoreFollower::start(store, cache, taking).await?)
+        }
+    };
+    // It remembers over a panic what it has seen.
+    let followed = Arc::new(tokio::sync::Mutex::new(followed));
+    let follow = move || follow(followed.clone(), limiter.clone(), shown.clone());
+    Ok(actors::start("tenants", follow))
+}
+
+async fn follow(followed: Arc<tokio::sync::Mutex<Followed>>, limiter: Limiter, shown: Taking) {
+    let mut followed = followed.lock().await;
+    let mut interval = tokio::time::interval(INTERVAL);
+    let mut shown_at = Instant::now();
+    loop {
+        interval.tick().await;
+        let now = Instant::now();
+        limiter.forget_idle(now);
+        if now.saturating_duration_since(shown_at) >= ENDS_INTERVAL {
+            shown.show_key_ends(unix_s().cast_signed());
+            shown_at = now;
+        }
+        match &mut *followed {
+            Followed::Nothing => {}
+            Followed::File(file) => file.look().await,
+            Followed::Store(store) => store.look().await,
+        }
     }
 }

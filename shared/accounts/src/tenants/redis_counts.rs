@@ -15,8 +15,8 @@ mod settler;
 
 use std::sync::Arc;
 
+use refrain_service_kit::actors::{self, Inbox};
 use refrain_service_kit::random;
-use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -89,11 +89,17 @@ impl RedisCounts {
         let link = Arc::new(Link::start(config, families.is_up.clone())?);
         let gateway = hex::encode(random::bytes::<NAME_BYTES>()?);
         let places = Arc::new(Places::new(gateway));
-        let (settlements, received) = mpsc::channel(SETTLEMENTS_MAX);
+        let (of_actor, waiting) = ((link.clone(), places.clone()), families.settlements.clone());
+        let taken = Arc::default();
+        let settle = move |inbox: Inbox<Settlement>| {
+            let (link, places) = of_actor.clone();
+            let (taken, waiting) = (Arc::clone(&taken), waiting.clone());
+            settle_all(link, places, inbox, taken, waiting, place_ms)
+        };
+        let name = "settlements of limits";
+        let (settlements, actor) = actors::start_with(name, SETTLEMENTS_MAX, settle);
         // It ends with the last sender.
-        let waiting = families.settlements.clone();
-        let settle = settle_all(link.clone(), places.clone(), received, waiting, place_ms);
-        tokio::spawn(lasting("settlements of limits", settle));
+        actor.detached();
         Ok(RedisCounts {
             shared: Arc::new(Shared {
                 link,

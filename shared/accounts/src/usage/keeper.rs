@@ -1,12 +1,13 @@
-//! The totals and their file. A thread works on them, and everybody else sends it messages.
+//! The totals and their file. An actor works on them, and everybody else sends it messages.
 //!
 //! A short request is the exception. It has no earlier message, so it writes its only record itself, while the file
-//! is free and quick. Waking the thread and being woken by it takes longer than such a write.
+//! is free and quick. Waking the actor and being woken by it takes longer than such a write.
 //!
 //! A request reserves room for its last message before it runs. So that message is sent at once, also when the client
 //! has left, and nothing is lost when the disk is slow: new requests wait instead. Progress in between has no such
 //! room. It is left out while the queue is full, since the next progress says the same and more.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use parking_lot::Mutex;
 use refrain_protocol::usage::{UsageCounts, UsageErasure, UsageRow, hour_of};
+use refrain_service_kit::actors::{self, Inbox};
 use refrain_service_kit::clock::{unix_ms, unix_s};
-use refrain_service_kit::tasks::lasting_work;
 use tokio::sync::{mpsc, oneshot};
 
 use super::book::{Book, Record, UsageSubject};
@@ -56,7 +57,7 @@ pub(super) struct ChangedRows {
     pub(super) more: usize,
 }
 
-/// A message to the thread.
+/// A message to the actor.
 #[derive(Debug)]
 pub(super) enum Message {
     /// A request runs.
@@ -79,16 +80,16 @@ pub(super) enum Message {
     },
     /// All changes up to this one have been sent to every store.
     Sent(u64),
-    /// Asks for the end of the thread.
+    /// Asks for the end of the actor.
     Close(oneshot::Sender<()>),
 }
 
-/// The way to the thread. Cheap to clone.
+/// The way to the actor. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct KeeperHandle {
     pub(super) messages: mpsc::Sender<Message>,
     pub(super) gateway: u128,
-    /// `None` once the thread has ended.
+    /// `None` once the actor has ended.
     keeper: Arc<Mutex<Option<Keeper>>>,
 }
 
@@ -107,7 +108,7 @@ impl KeeperHandle {
     /// as one write to the file takes.
     ///
     /// # Errors
-    /// Gives the counts back where they have to be sent as a message: the thread is at work, or the disk is slow or
+    /// Gives the counts back where they have to be sent as a message: the actor is at work, or the disk is slow or
     /// refuses.
     pub(super) fn settle_at_once(&self, of: RequestCounts) -> Result<(), RequestCounts> {
         let Some(mut keeper) = self.keeper.try_lock() else {
@@ -119,7 +120,7 @@ impl KeeperHandle {
         }
     }
 
-    /// Sends a message, and waits for its answer. `None` if the thread has ended.
+    /// Sends a message, and waits for its answer. `None` if the actor has ended.
     pub(super) async fn ask<T>(
         &self,
         message: impl FnOnce(oneshot::Sender<T>) -> Message,
@@ -129,7 +130,7 @@ impl KeeperHandle {
         answer.await.ok()
     }
 
-    /// Writes what is left, and ends the thread.
+    /// Writes what is left, and ends the actor.
     pub(super) async fn close(&self) {
         let _ = self.ask(Message::Close).await;
     }
@@ -143,16 +144,18 @@ struct Keeper {
     /// Requests do not write themselves before.
     at_once_not_before: Instant,
     was_refused: bool,
+    /// Messages that are being taken. Those behind one that panics are taken with the next batch.
+    batch: VecDeque<Message>,
     /// The file still has rows that were erased.
     has_unwritten_erasure: bool,
 }
 
-/// Reads the file in `dir`, tells the budgets what was counted, and starts the thread.
+/// Reads the file in `dir`, tells the budgets what was counted, and starts the actor. It needs a runtime.
 ///
 /// A full disk is not an error: as in a gateway that runs already, counts stay in memory until there is room.
 ///
 /// # Errors
-/// The directory cannot be used, or the system has no thread.
+/// The directory cannot be used.
 pub(super) fn start(
     dir: &Path,
     requests_max: usize,
@@ -181,6 +184,7 @@ pub(super) fn start(
         rewrite_not_before: Instant::now(),
         at_once_not_before: Instant::now(),
         was_refused: false,
+        batch: VecDeque::with_capacity(BATCH),
         has_unwritten_erasure: false,
     };
     match keeper.journal.rewrite(keeper.book.records()) {
@@ -190,11 +194,12 @@ pub(super) fn start(
     let room = QUEUE
         .saturating_add(requests_max)
         .min(tokio::sync::Semaphore::MAX_PERMITS);
-    let (messages, received) = mpsc::channel(room);
     let keeper = Arc::new(Mutex::new(Some(keeper)));
-    let thread = std::thread::Builder::new().name("usage".into());
     let kept = keeper.clone();
-    thread.spawn(lasting_work("usage", move || run(&kept, received)))?;
+    let (messages, actor) =
+        actors::start_with("usage journal", room, move |inbox| run(kept.clone(), inbox));
+    // It ends when it is told to close, or with the last sender.
+    actor.detached();
     Ok(KeeperHandle {
         messages,
         gateway,
@@ -208,19 +213,24 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
-/// The thread. It takes the keeper away when it ends.
-fn run(kept: &Mutex<Option<Keeper>>, mut messages: mpsc::Receiver<Message>) {
-    let mut batch = Vec::with_capacity(BATCH);
+/// The body of the actor. It takes the keeper away when it ends.
+async fn run(kept: Arc<Mutex<Option<Keeper>>>, mut messages: Inbox<Message>) {
     let mut closing = None;
-    while closing.is_none() && messages.blocking_recv_many(&mut batch, BATCH) > 0 {
-        if let Some(keeper) = kept.lock().as_mut() {
-            closing = keeper.take_all(&mut batch);
+    while closing.is_none() {
+        let mut batch = Vec::with_capacity(BATCH);
+        if messages.recv_many(&mut batch, BATCH).await == 0 {
+            break;
         }
+        let kept = kept.clone();
+        closing = actors::blocking(move || kept.lock().as_mut()?.take_all(batch)).await;
     }
-    let last = kept.lock().take();
-    if let Some(mut keeper) = last {
-        keeper.sync();
-    }
+    actors::blocking(move || {
+        let last = kept.lock().take();
+        if let Some(mut keeper) = last {
+            keeper.sync();
+        }
+    })
+    .await;
     if let Some(reply) = closing {
         let _ = reply.send(());
     }
@@ -228,9 +238,10 @@ fn run(kept: &Mutex<Option<Keeper>>, mut messages: mpsc::Receiver<Message>) {
 
 impl Keeper {
     /// Takes messages, and writes what they say. Returns how to answer a wish to close.
-    fn take_all(&mut self, batch: &mut Vec<Message>) -> Option<oneshot::Sender<()>> {
+    fn take_all(&mut self, batch: Vec<Message>) -> Option<oneshot::Sender<()>> {
         let (mut closing, mut settled) = (None, Vec::new());
-        for message in batch.drain(..) {
+        self.batch.extend(batch);
+        while let Some(message) = self.batch.pop_front() {
             match message {
                 Message::Close(reply) => closing = Some(reply),
                 Message::Settled { of, reply } => {

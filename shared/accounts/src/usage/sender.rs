@@ -1,6 +1,6 @@
 //! Sends totals that changed to every replica of the draft store, and learns there what others have counted.
 //!
-//! Each replica has a task of its own, so a slow one holds up no other. A replica that is new or was away gets
+//! Each replica has an actor of its own, so a slow one holds up no other. A replica that is new or was away gets
 //! everything that this gateway still has.
 
 use std::collections::HashMap;
@@ -13,10 +13,9 @@ use anyhow::{Context, anyhow};
 use parking_lot::Mutex;
 use refrain_protocol::usage::{Period, RecordUsageRequest, UsageErasure, hour_of};
 use refrain_rpc::{DraftStore, UsageReplica};
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clock::{unix_ms, unix_s};
-use refrain_service_kit::tasks::restarted;
-use tokio::task::JoinHandle;
 
 use super::keeper::{ChangedRows, KeeperHandle, Message};
 use crate::metrics::AccountMetrics;
@@ -40,10 +39,10 @@ const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the last rows may take when the gateway stops.
 const FINISH_WAIT: Duration = Duration::from_secs(2);
 
-/// The task that keeps a task for each replica. All end when this is dropped.
+/// The actor that keeps an actor for each replica. All end when this is dropped.
 pub(super) struct UsageSender {
     shared: Arc<Shared>,
-    supervisor: JoinHandle<()>,
+    senders: Actor,
 }
 
 /// Is told that everything is erased of a tenant that is at least so old.
@@ -76,36 +75,21 @@ struct Link {
     has_answered: AtomicBool,
 }
 
-/// A task that ends when this is dropped.
-struct Task(JoinHandle<()>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl Drop for UsageSender {
-    fn drop(&mut self) {
-        self.supervisor.abort();
-    }
-}
-
 impl UsageSender {
     pub(super) fn start(parts: SenderParts) -> Self {
         let shared = Arc::new(Shared {
             parts,
             links: Mutex::default(),
         });
-        let supervised = shared.clone();
-        let supervise = move || supervised.clone().supervise();
-        let supervisor = tokio::spawn(restarted("usage supervisor", supervise));
-        UsageSender { shared, supervisor }
+        let shown = shared.clone();
+        let keep_senders = move || shown.clone().keep_senders();
+        let senders = actors::start("usage senders", keep_senders);
+        UsageSender { shared, senders }
     }
 
     /// Sends what is left, once more to each replica.
     pub(super) async fn finish(self) {
-        self.supervisor.abort();
+        self.senders.abort();
         let links: Vec<Arc<Link>> = self.shared.links.lock().values().cloned().collect();
         let last = links.iter().map(|link| self.shared.exchange(link));
         let last = tokio::time::timeout(FINISH_WAIT, futures_util::future::join_all(last)).await;
@@ -118,29 +102,31 @@ impl UsageSender {
 }
 
 impl Shared {
-    /// Starts a task for each replica that is new, and ends those of replicas that are gone.
-    async fn supervise(self: Arc<Self>) {
-        let mut tasks: HashMap<String, Task> = HashMap::new();
+    /// Starts an actor for each replica that is new, and ends those of replicas that are gone.
+    async fn keep_senders(self: Arc<Self>) {
+        let mut senders: HashMap<String, Actor> = HashMap::new();
         let mut forgot = Instant::now();
         loop {
             let replicas = self.parts.store.usage_replicas();
             let is_known = |name: &String| replicas.iter().any(|replica| replica.name == *name);
-            tasks.retain(|name, _| is_known(name));
+            senders.retain(|name, _| is_known(name));
             self.links.lock().retain(|name, _| is_known(name));
             for replica in replicas {
                 let name = replica.name.clone();
-                tasks.entry(name.clone()).or_insert_with(|| {
-                    let link = Arc::new(Link {
-                        replica,
-                        sent: AtomicU64::new(0),
-                        unsent: AtomicU64::new(0),
-                        erasures_known_ms: AtomicU64::new(0),
-                        has_answered: AtomicBool::new(false),
-                    });
-                    self.links.lock().insert(name, link.clone());
+                senders.entry(name.clone()).or_insert_with(|| {
+                    let new = || {
+                        Arc::new(Link {
+                            replica,
+                            sent: AtomicU64::new(0),
+                            unsent: AtomicU64::new(0),
+                            erasures_known_ms: AtomicU64::new(0),
+                            has_answered: AtomicBool::new(false),
+                        })
+                    };
+                    let link = self.links.lock().entry(name).or_insert_with(new).clone();
                     let shared = self.clone();
                     let follow = move || shared.clone().follow(link.clone());
-                    Task(tokio::spawn(restarted("usage sender", follow)))
+                    actors::start("usage sender", follow)
                 });
             }
             self.observe();

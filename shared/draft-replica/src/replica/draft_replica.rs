@@ -1,12 +1,12 @@
 //! [`DraftReplica`], the handle of the worker or the plugin.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
-use refrain_service_kit::tasks::restarted;
+use refrain_service_kit::actors::{self, Actor};
 use refrain_suffix_index::{IndexConfig, IndexSizes};
-use tokio::task::JoinHandle;
 
 use super::follower::Follower;
 use super::groups::GroupMembership;
@@ -21,15 +21,8 @@ use crate::uploader::Uploader;
 pub struct DraftReplica {
     pub(super) registry: Arc<Registry>,
     index: IndexConfig,
-    maintenance: JoinHandle<()>,
-    follower: JoinHandle<()>,
-}
-
-impl Drop for DraftReplica {
-    fn drop(&mut self) {
-        self.maintenance.abort();
-        self.follower.abort();
-    }
+    maintenance: Actor,
+    follower: Actor,
 }
 
 impl DraftReplica {
@@ -48,10 +41,10 @@ impl DraftReplica {
         let registry = Arc::new(Registry::new(config, index.clone(), store, metrics));
         let (maintained, followed) = (registry.clone(), registry.clone());
         let maintain = move || maintained.clone().maintain();
-        let mut is_repeated = false;
+        let is_repeated = AtomicBool::new(false);
         let follow = move || {
             // A task that panicked may have left anything.
-            if std::mem::replace(&mut is_repeated, true) {
+            if is_repeated.swap(true, Ordering::Relaxed) {
                 for namespace in followed.namespaces() {
                     let shared = followed.shared.clone();
                     Ingest { namespace, shared }.reset();
@@ -60,8 +53,8 @@ impl DraftReplica {
             Follower::new(followed.clone()).run()
         };
         DraftReplica {
-            maintenance: tokio::spawn(restarted("maintenance of drafts", maintain)),
-            follower: tokio::spawn(restarted("follower", follow)),
+            maintenance: actors::start("maintenance of drafts", maintain),
+            follower: actors::start("follower", follow),
             registry,
             index,
         }

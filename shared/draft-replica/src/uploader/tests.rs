@@ -173,3 +173,24 @@ async fn a_drain_that_ends_does_not_slow_down_another_one() {
     assert_eq!(waited, Ok(true));
     assert_eq!(stored(&store), [1]);
 }
+
+#[tokio::test]
+async fn outputs_are_sent_again_after_a_panic() {
+    let store = Arc::new(FakeStore::default());
+    let panicked = AtomicBool::new(false);
+    store.refuse(move |call| {
+        let sends = matches!(call, StoreCall::Append(_));
+        assert!(
+            !sends || panicked.swap(true, Ordering::Relaxed),
+            "planned panic"
+        );
+        None
+    });
+    let metrics = UploaderMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    let uploader = Uploader::start(UploaderConfig::default(), store.clone(), metrics);
+    let namespace = namespace();
+    let update = two_tokens(12, Some(FinishReason::Stop));
+    uploader.push(namespace.namespace.id(), &namespace, (&update).into());
+    assert!(uploader.drain(Duration::from_secs(60)).await);
+    assert_eq!(store.content().documents.len(), 1);
+}

@@ -12,9 +12,9 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, ReplicaMetrics, Uploader, UploaderMetrics};
 use refrain_rpc::{DraftStore, draft_store};
+use refrain_service_kit::actors;
 use refrain_service_kit::http::{MeshClient, Server};
 use refrain_service_kit::mesh::{MeshAuth, MeshCredentials, MeshRole, RoleCredential};
-use refrain_service_kit::tasks::{lasting, restarted};
 use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
 use refrain_tokenization::ModelFiles;
 use tokio::sync::oneshot;
@@ -111,7 +111,9 @@ impl Proposer {
             uploader: uploader.clone(),
             metrics: metrics.clone(),
         };
-        runtime.spawn(lasting("background", background.run(inbox)));
+        let inbox = Arc::new(inbox);
+        let run = move || background.clone().run(inbox.clone());
+        actors::start("background", run).detached();
         if let Some(signed) = &signed {
             default_namespace.set(signed.clone(), &replica);
         }
@@ -119,11 +121,11 @@ impl Proposer {
             let (namespace, replica) = (default_namespace.clone(), replica.clone());
             move || namespace.clone().renew(replica.clone())
         };
-        runtime.spawn(restarted("token", renew));
+        actors::start("token", renew).detached();
         let server = config.metrics_listen;
         let server = server.and_then(|addr| serve_metrics(addr, &registry, replica.clone()));
+        let reader = PromptReader::start(&config, metrics.clone());
         drop(entered);
-        let reader = PromptReader::start(&config, metrics.clone())?;
         let namespaces_max = NonZeroUsize::new(config.replica.namespaces_max);
         let requests = Requests {
             running: HashMap::new(),

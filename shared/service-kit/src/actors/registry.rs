@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 #[cfg(any(test, feature = "testing"))]
 use tokio::sync::watch;
+
+use super::restarts::{Restart, Restarts};
 
 /// All names that actors of this process had so far. They are in the program, so there are few.
 static ENTRIES: Mutex<BTreeMap<&'static str, Arc<Entry>>> = Mutex::new(BTreeMap::new());
@@ -22,14 +25,10 @@ type Waiting = Box<dyn Fn() -> Option<usize> + Send>;
 pub(super) struct Entry {
     pub(super) name: &'static str,
     restarts: AtomicU64,
-    running: AtomicUsize,
     mailboxes: Mutex<Vec<Waiting>>,
     #[cfg(any(test, feature = "testing"))]
     kills: watch::Sender<u64>,
 }
-
-/// One actor that runs.
-pub(super) struct Running(pub(super) Arc<Entry>);
 
 /// A test's wish that a run panics.
 pub(super) struct Kills(#[cfg(any(test, feature = "testing"))] watch::Receiver<u64>);
@@ -39,7 +38,6 @@ pub(super) fn entry(name: &'static str) -> Arc<Entry> {
         Arc::new(Entry {
             name,
             restarts: AtomicU64::new(0),
-            running: AtomicUsize::new(0),
             mailboxes: Mutex::default(),
             #[cfg(any(test, feature = "testing"))]
             kills: watch::Sender::new(0),
@@ -58,8 +56,24 @@ impl Entry {
         self.mailboxes.lock().push(Box::new(waiting));
     }
 
-    pub(super) fn count_restart(&self) {
+    /// Counts a restart.
+    pub(super) fn restarted(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes the panic of an actor. Returns the pause before it begins anew.
+    pub(super) fn panicked(&self, restarts: &mut Restarts) -> Duration {
+        let Restart { pause, is_too_many } = restarts.next(Instant::now());
+        self.restarted();
+        tracing::error!(
+            actor = self.name,
+            ?pause,
+            "an actor panicked, and begins anew"
+        );
+        if is_too_many {
+            self.give_up();
+        }
+        pause
     }
 
     /// Makes the process unready for good.
@@ -80,30 +94,15 @@ impl Entry {
     }
 }
 
-impl Running {
-    pub(super) fn new(entry: Arc<Entry>) -> Self {
-        entry.running.fetch_add(1, Ordering::Relaxed);
-        Running(entry)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Panics when a test asks for it. It never returns.
-pub(super) async fn killed(kills: Option<Kills>) {
+pub(super) async fn killed(kills: Kills) {
     #[cfg(any(test, feature = "testing"))]
-    if let Some(Kills(mut kills)) = kills
-        && kills.changed().await.is_ok()
-    {
-        std::panic::panic_any("a test asked for it");
+    if { kills }.0.changed().await.is_ok() {
+        std::panic::resume_unwind(Box::new("a test asked for it"));
     }
     #[cfg(not(any(test, feature = "testing")))]
     let _ = kills;
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Whether all actors of this process run.
@@ -132,11 +131,11 @@ pub(crate) fn observe(mut show: impl FnMut(&'static str, u64, Option<usize>)) {
     }
 }
 
-/// Names of all actors that run in this process and begin anew after a panic.
+/// Names of all actors that run in this process and that [`kill`] reaches.
 #[cfg(any(test, feature = "testing"))]
 pub fn running() -> Vec<&'static str> {
     let entries = ENTRIES.lock();
-    let runs = |entry: &&Arc<Entry>| entry.running.load(Ordering::Relaxed) > 0;
+    let runs = |entry: &&Arc<Entry>| entry.kills.receiver_count() > 0;
     entries
         .values()
         .filter(runs)

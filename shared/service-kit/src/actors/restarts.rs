@@ -36,8 +36,8 @@ impl Restarts {
 
     /// Takes a panic.
     pub(super) fn next(&mut self, now: Instant) -> Restart {
-        let is_old = |at: &mut Instant| now.saturating_duration_since(*at) >= WINDOW;
-        while self.recent.pop_front_if(is_old).is_some() {}
+        self.recent
+            .retain(|at| now.saturating_duration_since(*at) < WINDOW);
         if self.recent.is_empty() {
             self.backoff.reset();
         }

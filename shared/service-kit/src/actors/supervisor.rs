@@ -1,28 +1,27 @@
-//! The supervisor of an actor, and the thread that all supervisors of a process share. They only react to the end of a
-//! run, so the thread sleeps.
+//! The supervisor of an actor, and the thread that all supervisors of a process share. They only react to the end of
+//! a run, so the thread sleeps.
 
-use std::sync::OnceLock;
 use std::sync::mpsc::sync_channel;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use actix::fut::WrapFuture as _;
 use actix::{
     Actor, ActorContext as _, ActorFutureExt as _, ArbiterHandle, AsyncContext as _, Context,
     System,
 };
+use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::DropGuard;
 
-use super::registry::Running;
-use super::restarts::{Restart, Restarts};
-
-type Run = Box<dyn Fn(Duration) -> JoinHandle<()> + Send>;
+use super::registry::Entry;
+use super::restarts::Restarts;
 
 /// Runs the body of one actor again after each panic. It ends with the body, or with the body's runtime.
 pub(super) struct Supervisor {
-    running: Running,
-    /// Begins a run, after a pause. `None` for a body that cannot begin anew.
-    run: Option<Run>,
+    entry: Arc<Entry>,
+    /// Begins a run, after a pause.
+    run: Box<dyn Fn(Duration) -> JoinHandle<()> + Send>,
     restarts: Restarts,
     first: Option<JoinHandle<()>>,
     _ended: DropGuard,
@@ -30,13 +29,13 @@ pub(super) struct Supervisor {
 
 impl Supervisor {
     pub(super) fn new(
-        running: Running,
-        run: Option<impl Fn(Duration) -> JoinHandle<()> + Send + 'static>,
+        entry: Arc<Entry>,
+        run: impl Fn(Duration) -> JoinHandle<()> + Send + 'static,
         ended: DropGuard,
     ) -> Self {
         Supervisor {
-            running,
-            run: run.map(|run| Box::new(run) as Run),
+            entry,
+            run: Box::new(run),
             restarts: Restarts::new(),
             first: None,
             _ended: ended,
@@ -46,9 +45,9 @@ impl Supervisor {
     /// Watches over the first run, which has begun.
     pub(super) fn start(mut self, first: JoinHandle<()>) {
         self.first = Some(first);
-        let entry = self.running.0.clone();
+        let entry = self.entry.clone();
         let begin = move || drop(Actor::start(self));
-        if !thread().is_some_and(|thread| thread.spawn_fn(begin)) {
+        if !thread().is_some_and(|thread| thread.arbiter.spawn_fn(begin)) {
             tracing::error!(
                 actor = entry.name,
                 "the thread of the supervisors is missing"
@@ -67,23 +66,7 @@ impl Supervisor {
             ctx.stop();
             return;
         }
-        let entry = &self.running.0;
-        let Some(run) = &self.run else {
-            entry.give_up();
-            ctx.stop();
-            return;
-        };
-        let Restart { pause, is_too_many } = self.restarts.next(Instant::now());
-        entry.count_restart();
-        tracing::error!(
-            actor = entry.name,
-            ?pause,
-            "an actor panicked, and begins anew"
-        );
-        if is_too_many {
-            entry.give_up();
-        }
-        let run = run(pause);
+        let run = (self.run)(self.entry.panicked(&mut self.restarts));
         self.watch(run, ctx);
     }
 }
@@ -98,14 +81,23 @@ impl Actor for Supervisor {
     }
 }
 
+/// The thread of the supervisors.
+pub(super) struct Thread {
+    arbiter: ArbiterHandle,
+    pub(super) runtime: Handle,
+}
+
 /// The thread of the supervisors, which the first actor of the process starts. `None` if the system refused it.
-fn thread() -> Option<&'static ArbiterHandle> {
-    static THREAD: OnceLock<Option<ArbiterHandle>> = OnceLock::new();
+pub(super) fn thread() -> Option<&'static Thread> {
+    static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
     let start = || {
         let (started, thread) = sync_channel(1);
         let run = move || {
             let system = System::new();
-            let _ = started.send(System::current().arbiter().clone());
+            let _ = started.send(Thread {
+                arbiter: System::current().arbiter().clone(),
+                runtime: system.block_on(async { Handle::current() }),
+            });
             if let Err(error) = system.run() {
                 tracing::error!(%error, "the thread of the supervisors ended");
             }

@@ -22,7 +22,7 @@ async fn a_body_that_panics_begins_anew_after_a_pause_and_what_is_outside_of_it_
                 panic!("a test asked for it");
             }
             done.notify_one();
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     });
     done.notified().await;
@@ -41,7 +41,6 @@ async fn a_panic_of_what_makes_the_body_is_as_one_of_the_body() {
         async {}
     });
     actor.ended().await;
-    assert!(actor.has_ended());
     assert_eq!(restarts("test of making"), 1);
 }
 

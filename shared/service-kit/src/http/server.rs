@@ -22,6 +22,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::AbortHandle;
 use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
@@ -33,10 +34,9 @@ use super::connections::{ConnectionGuard, ConnectionLimits, Connections, Tracked
 use super::listener::ListenerConfig;
 use super::pages::{PageGuard, refuse_pages};
 use super::stream::ListenerStream;
-use crate::actors::{self, Actor};
+use crate::actors::{self, Sentinel};
 use crate::descriptors;
 use crate::random;
-use crate::tasks;
 use crate::telemetry::{HttpMetrics, Metrics};
 use crate::tls::ServerTls;
 
@@ -97,8 +97,8 @@ pub struct PublicOptions {
 pub struct Server {
     addr: SocketAddr,
     handle: ServerHandle,
-    /// Runs the listener.
-    actor: Actor,
+    /// The task that runs the listener.
+    task: AbortHandle,
 }
 
 impl Server {
@@ -117,7 +117,7 @@ impl Server {
     pub async fn stop_within(&self, grace: Duration) {
         if tokio::time::timeout(grace, self.stop(true)).await.is_err() {
             // While the listener waits for its threads, it takes no other command.
-            self.actor.abort();
+            self.task.abort();
         }
     }
 }
@@ -163,8 +163,7 @@ where
     let cors_origins = public.cors_origins;
     let hides_metrics = public.hides_metrics;
     let page_guard = public.page_guard;
-    let all_run = || tasks::all_run().and_then(|()| actors::all_run());
-    let readiness: Readiness = Arc::new(move || all_run().and_then(|()| readiness()));
+    let readiness: Readiness = Arc::new(move || actors::all_run().and_then(|()| readiness()));
     metrics.watch(options.service, &readiness);
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
@@ -291,17 +290,19 @@ where
     })?;
     let running = server.run();
     let handle = running.handle();
+    // Its threads outlive it, and hold the address, so it cannot begin anew.
+    let sentinel = Sentinel::new("listener");
     let listener = async move {
+        let _sentinel = sentinel;
         if let Err(error) = running.await {
             tracing::error!(%error, "the HTTP listener failed");
         }
     };
-    // Its threads outlive it, and hold the address, so it cannot begin anew.
-    let actor = actors::start_once("listener", listener).detached();
+    let task = tokio::spawn(listener);
     Ok(Server {
         addr,
         handle,
-        actor,
+        task: task.abort_handle(),
     })
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use refrain_service_kit::tasks::restarted;
+use refrain_service_kit::actors;
 use tokio::runtime::Handle;
 
 use super::connection::Connection;
@@ -56,7 +56,7 @@ impl IdleConnections {
             drop(state);
             let (idle, idle_max) = (Arc::downgrade(self), self.idle_max);
             let sweep = move || sweep(idle.clone(), idle_max);
-            runtime.spawn(restarted("idle connections", sweep));
+            actors::start_on(&runtime, "idle connections", sweep).detached();
         }
     }
 

@@ -8,7 +8,7 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
-use refrain_service_kit::tasks::restarted;
+use refrain_service_kit::actors;
 use serde_json::{Map, Value};
 
 use super::claims::{ClaimsError, identity};
@@ -104,7 +104,7 @@ impl JwtVerifier {
         }
         let (followed, interval) = (Arc::downgrade(&verifier), verifier.source.interval());
         let follow = move || follow(followed.clone(), interval);
-        tokio::spawn(restarted("keys of the issuer", follow));
+        actors::start("keys of the issuer", follow).detached();
         Ok(verifier)
     }
 

@@ -9,13 +9,12 @@ use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError,
     ServerErrorKind, Value,
 };
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::backoff::Backoff;
-use refrain_service_kit::tasks::restarted;
 use refrain_service_kit::tls;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::config::{LimitsRedisConfig, RedisServer};
@@ -45,7 +44,7 @@ pub(crate) enum Away {
 /// The connection. Dropping it ends its task.
 pub(super) struct Link {
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    _actor: Actor,
 }
 
 struct Shared {
@@ -61,12 +60,6 @@ struct Connected {
     /// The name of the script at the server.
     script: Arc<str>,
     number: u64,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 impl Link {
@@ -87,8 +80,11 @@ impl Link {
         });
         let kept = shared.clone();
         let keep = move || kept.clone().keep();
-        let task = tokio::spawn(restarted("connection to Redis", keep));
-        Ok(Link { shared, task })
+        let actor = actors::start("connection to Redis", keep);
+        Ok(Link {
+            shared,
+            _actor: actor,
+        })
     }
 
     /// Waits for a connection.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use prometheus::IntGauge;
 use redis::{Pipeline, Value};
-use tokio::sync::mpsc;
+use refrain_service_kit::actors::Inbox;
+use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::link::{Away, Link};
@@ -29,20 +30,24 @@ pub(super) struct Settlement {
 }
 
 /// Works until `settlements` has no more senders. It sends again whatever Redis has not taken: a settlement finds its
-/// place only once.
+/// place only once. `taken` are the settlements that are being sent, which outlive a panic.
 pub(super) async fn settle_all(
     link: Arc<Link>,
     places: Arc<Places>,
-    mut settlements: mpsc::Receiver<Settlement>,
+    mut settlements: Inbox<Settlement>,
+    taken: Arc<Mutex<Vec<Settlement>>>,
     waiting: IntGauge,
     place_ms: u64,
 ) {
     let mut renewal = interval(Duration::from_millis(place_ms / 3));
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut batch = Vec::with_capacity(BATCH_MAX_OF_MANY);
+    let mut batch = taken.lock().await;
     loop {
         let batch_max = (settlements.len() / 8).clamp(BATCH_MAX, BATCH_MAX_OF_MANY);
         let is_settling = tokio::select! {
+            biased;
+            // Those that were being settled before a panic.
+            () = std::future::ready(()), if !batch.is_empty() => true,
             received = settlements.recv_many(&mut batch, batch_max) => match received {
                 0 => return,
                 _ => true,
