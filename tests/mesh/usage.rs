@@ -1,64 +1,14 @@
 //! Usage for bills, with processes that are killed: the sums in the draft store are those of the answers.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, ensure};
-use e2e::{Answer, Chat, Event, HttpMesh, PATIENCE, Service, long_task, wait_until};
+use e2e::{Chat, Event, HttpMesh, Service, counts, long_task, until_stored};
 use refrain_protocol::usage::UsageCounts;
-use refrain_rpc::{HttpUsageStore, UsageGrouping, UsageQuery, UsageReplica, read_usage};
-use refrain_service_kit::http::MeshClient;
 
 /// Tokens of a chunk. The gateway writes progress down at each end of one.
 const CHUNK_TOKENS: u64 = 8;
 
 /// Tokens of an answer that takes a while.
 const TOKENS: u32 = 400;
-
-/// The sums over everything that the store of a mesh has.
-async fn stored(mesh: &HttpMesh) -> anyhow::Result<UsageCounts> {
-    let url = mesh.url(Service::DraftStore);
-    let client = MeshClient::new(&url, &mesh.keys().secret, PATIENCE)?;
-    let replica = UsageReplica {
-        name: url,
-        store: Arc::new(HttpUsageStore::new(client)),
-    };
-    let query = UsageQuery {
-        until_hour: u32::MAX,
-        grouping: UsageGrouping::parse("tenant").map_err(anyhow::Error::msg)?,
-        lines_max: 10,
-        ..UsageQuery::default()
-    };
-    let report = read_usage(&[replica], &query).await?;
-    let sums = report.data.iter().map(|line| line.counts);
-    Ok(sums.fold(UsageCounts::default(), UsageCounts::plus))
-}
-
-async fn until_stored(
-    mesh: &HttpMesh,
-    what: &str,
-    is_so: impl Fn(UsageCounts) -> bool,
-) -> UsageCounts {
-    wait_until(what, async || {
-        let sums = stored(mesh).await.ok()?;
-        is_so(sums).then_some(sums)
-    })
-    .await
-}
-
-fn counts(answer: &Answer) -> UsageCounts {
-    let usage = &answer.body["usage"];
-    let drafts = &answer.body["metrics"]["speculative_decoding"];
-    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
-    UsageCounts {
-        requests: 1,
-        input_tokens: number(&usage["prompt_tokens"]),
-        cached_input_tokens: number(&usage["prompt_tokens_details"]["cached_tokens"]),
-        output_tokens: number(&usage["completion_tokens"]),
-        reasoning_tokens: number(&usage["completion_tokens_details"]["reasoning_tokens"]),
-        verified_draft_tokens: number(&drafts["drafted"]),
-        accepted_draft_tokens: number(&drafts["accepted"]),
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sums_are_exact_although_the_gateway_and_the_store_are_killed() -> anyhow::Result<()> {

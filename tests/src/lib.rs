@@ -13,6 +13,7 @@
     reason = "a test that panics has failed"
 )]
 
+mod bill;
 mod client;
 mod http_mesh;
 mod http_server;
@@ -25,6 +26,7 @@ mod settings;
 mod up_mesh;
 mod wait;
 
+pub use bill::{counts, until_stored};
 pub use client::{Answer, Chat, Client, Event, EventStream, Reply};
 pub use http_mesh::{HttpMesh, Service, free_addr};
 pub use http_server::serve_http;
