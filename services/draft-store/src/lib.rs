@@ -5,7 +5,7 @@
 //!
 //! # What a commit does
 //!
-//! 1. `service/handle/calls.rs` checks a call, and `append.rs` beside it sends the updates to the writer's actor.
+//! 1. `handle/calls.rs` checks a call, and `append.rs` beside it sends the updates to the writer's actor.
 //! 2. `writer/actor/commit_queue.rs` gathers appends for a few milliseconds.
 //! 3. `writer/core.rs` applies them to a `writer/edit.rs`, which changes the catalog and gathers log writes.
 //!    `writer/placement.rs` decides where each update belongs in its document.
@@ -48,7 +48,7 @@
 //!
 //! * An answered append survives a crash of the process and a loss of power. One `fdatasync` serves a group of
 //!   updates.
-//! * Everything erased is gone from every file before the call is answered (`service/handle/erase.rs`).
+//! * Everything erased is gone from every file before the call is answered (`handle/erase.rs`).
 //!   `catalog/erasures.rs` keeps it gone while workers go on sending it. An erasure also deletes quarantined logs
 //!   that were salvaged in full. Others stay until an operator names them, since they may be the only copy of another
 //!   tenant's documents.
@@ -87,11 +87,13 @@ mod clock;
 mod codec;
 mod config;
 mod directory;
+mod handle;
 mod log;
 mod message;
 mod metrics;
 mod reading;
 mod record;
+mod replicas;
 mod replication;
 mod segments;
 mod service;
@@ -102,5 +104,6 @@ mod writer;
 
 pub use config::{DraftStoreConfig, FeedConfig, StoreTuning, TenantQuota};
 pub use directory::lock::is_in_use;
-pub use replication::status::FeedState;
-pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};
+pub use handle::{DraftStoreHandle, StoreState};
+pub use replicas::status::FeedState;
+pub use service::{ClosedStore, DraftStoreServer, start};

@@ -11,11 +11,10 @@
 //! * `join.rs` takes over what the stream does not have any more; `join_files.rs` does so by files, `joining.rs` has
 //!   the calls, `pace.rs` their rate, and `adopted_files.rs` what is done if one breaks off
 //! * `erasures.rs` carries out erasures of the stream
-//! * `status.rs` is what others see of it, and `directory.rs` the replicas that it has heard of (`announce.rs`)
+//! * `announce.rs` tells the other replicas of this one
 
 pub(crate) mod adopted_files;
 mod announce;
-mod directory;
 mod erasures;
 mod follow;
 mod join;
@@ -25,5 +24,4 @@ mod pace;
 mod publish;
 pub(crate) mod run;
 pub(crate) mod session;
-pub(crate) mod status;
 mod stream;

@@ -22,7 +22,6 @@ pub(crate) mod actor;
 pub(crate) mod core;
 mod edit;
 mod errors;
-pub(crate) mod handle;
 mod join;
 pub(crate) mod outcome;
 mod placement;

@@ -1,7 +1,7 @@
-//! No two modules of a crate import each other, directly or through others.
+//! No two modules of a crate import each other, directly or through others, and no two folders beside each other do.
 //!
-//! A module is a file. Module A imports module B if non-test code of A names an item that B defines, in a `use`
-//! declaration or in a path such as `crate::b::Item` or `child::Item`. Names are followed through re-exports to the
+//! A module is a file. A folder is a file with all modules below it. Module A imports module B if non-test code of A
+//! names an item that B defines, in a `use` declaration or in a path such as `crate::b::Item` or `child::Item`. Names are followed through re-exports to the
 //! file that defines them, so a re-export cannot hide a circle, and importing from a folder's root does not count as
 //! an import of the root if the root only re-exports the name.
 //!
@@ -13,10 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use e2e::repository;
 
 use super::rust_source::{PathUse, Source};
+
+/// The modules that each module imports.
+type Imports = BTreeMap<Vec<String>, BTreeSet<Vec<String>>>;
 
 /// The modules of a crate by their paths. The root is the empty path.
 struct Modules {
@@ -37,8 +40,9 @@ impl Modules {
 
     /// Adds a file and the modules that it declares, which are in `folder`.
     fn add(&mut self, file: &Path, folder: PathBuf, path: Vec<String>) -> anyhow::Result<()> {
-        let source = Source::read(&std::fs::read_to_string(file)?);
-        for name in source.declared.difference(&source.declared_for_tests) {
+        let text = std::fs::read_to_string(file)?;
+        let source = Source::read(&text).with_context(|| file.display().to_string())?;
+        for name in &source.declared {
             let file = folder.join(format!("{name}.rs"));
             if file.exists() {
                 let path = [path.as_slice(), std::slice::from_ref(name)].concat();
@@ -133,8 +137,7 @@ impl Modules {
         Some(base)
     }
 
-    /// The modules that each module imports.
-    fn imports(&self) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
+    fn imports(&self) -> Imports {
         let mut imports = BTreeMap::new();
         for (module, source) in &self.sources {
             let used = source.paths.iter().filter(|path| {
@@ -150,44 +153,68 @@ impl Modules {
         imports
     }
 
-    /// Sets of modules that all import each other, through others or directly.
+    /// Sets of files that all import each other, through others or directly.
     fn circles(&self) -> Vec<String> {
+        circles(&self.imports(), |file| Some(file.to_vec()))
+    }
+
+    /// Sets of folders beside each other that all import each other. A folder is a module with all modules below it.
+    fn folder_circles(&self) -> Vec<String> {
         let imports = self.imports();
-        let reached = |from: &Vec<String>| {
-            let mut seen: BTreeSet<&Vec<String>> = BTreeSet::new();
-            let mut next = vec![from];
-            while let Some(module) = next.pop() {
-                for target in imports.get(module).into_iter().flatten() {
-                    if seen.insert(target) {
-                        next.push(target);
-                    }
+        let parents = imports.keys().filter_map(|module| module.split_last());
+        let parents: BTreeSet<&[String]> = parents.map(|(_, parent)| parent).collect();
+        let inside = |parent: &&[String]| {
+            circles(&imports, |module| {
+                let is_below = module.len() > parent.len() && module.starts_with(parent);
+                is_below.then(|| module[..=parent.len()].to_vec())
+            })
+        };
+        parents.iter().flat_map(inside).collect()
+    }
+}
+
+/// Sets of places that all import each other, each told by the imports of modules between them. Modules without a
+/// place are left out.
+fn circles(imports: &Imports, place: impl Fn(&[String]) -> Option<Vec<String>>) -> Vec<String> {
+    let mut between: Imports = BTreeMap::new();
+    for (module, targets) in imports {
+        let Some(from) = place(module) else { continue };
+        let targets = targets.iter().filter_map(|target| place(target));
+        let others: Vec<_> = targets.filter(|target| *target != from).collect();
+        between.entry(from).or_default().extend(others);
+    }
+    let reached = |from: &Vec<String>| {
+        let mut seen: BTreeSet<Vec<String>> = BTreeSet::new();
+        let mut next = vec![from];
+        while let Some(at) = next.pop() {
+            for target in between.get(at).into_iter().flatten() {
+                if seen.insert(target.clone()) {
+                    next.push(target);
                 }
             }
-            seen
-        };
-        let reached: BTreeMap<&Vec<String>, _> = imports
-            .keys()
-            .map(|module| (module, reached(module)))
-            .collect();
-        let mut circles = BTreeSet::new();
-        for (module, targets) in &reached {
-            let circle: BTreeSet<&Vec<String>> = targets
-                .iter()
-                .copied()
-                .filter(|target| reached[*target].contains(*module))
-                .collect();
-            if circle.len() > 1 {
-                let edges = circle.iter().flat_map(|from| {
-                    let inside = imports[*from]
-                        .iter()
-                        .filter(|target| circle.contains(target));
-                    inside.map(|target| format!("{} -> {}", show(from), show(target)))
-                });
-                circles.insert(edges.collect::<Vec<_>>().join(", "));
-            }
         }
-        circles.into_iter().collect()
-    }
+        seen
+    };
+    let reached: BTreeMap<&Vec<String>, _> =
+        (between.keys()).map(|from| (from, reached(from))).collect();
+    let circle_of = |from: &&Vec<String>| -> BTreeSet<Vec<String>> {
+        let targets = reached[*from].iter();
+        let back = targets.filter(|target| reached[*target].contains(*from));
+        back.cloned().collect()
+    };
+    let all: BTreeSet<_> = reached.keys().map(circle_of).collect();
+    let tell = |circle: &BTreeSet<Vec<String>>| {
+        let is_inside = |module: &[String]| place(module).is_some_and(|at| circle.contains(&at));
+        let edges = imports.iter().filter(|(from, _)| is_inside(from));
+        let edges = edges.flat_map(|(from, targets)| {
+            let crossing = |to: &&Vec<String>| is_inside(to) && place(to) != place(from);
+            let targets = targets.iter().filter(crossing);
+            targets.map(|target| format!("{} -> {}", show(from), show(target)))
+        });
+        edges.collect::<Vec<_>>().join(", ")
+    };
+    let real = all.iter().filter(|circle| circle.len() > 1);
+    real.map(tell).collect()
 }
 
 fn show(module: &[String]) -> String {
@@ -223,7 +250,8 @@ fn no_modules_import_each_other_in_a_circle() -> anyhow::Result<()> {
     for name in crates {
         let modules = Modules::load(&repository().join(&name).join("src"))?;
         files += modules.sources.len();
-        let circles = modules.circles();
+        let mut circles = modules.circles();
+        circles.extend(modules.folder_circles());
         let name = name.display().to_string();
         for circle in &circles {
             println!("{name}: {circle}");
@@ -256,7 +284,7 @@ fn crate_of(files: &[(&str, &str)]) -> Modules {
     };
     let sources = files
         .iter()
-        .map(|(name, text)| (path(name), Source::read(text)));
+        .map(|(name, text)| (path(name), Source::read(text).unwrap()));
     Modules {
         sources: sources.collect(),
     }
@@ -344,4 +372,25 @@ fn a_root_and_its_child_are_a_circle_only_if_both_use_items_of_each_other() {
         circles("mod child; use child::C; struct R(C);", "struct C;"),
         none
     );
+}
+
+#[test]
+fn folders_in_a_circle_are_found_where_their_files_are_in_none() {
+    let files = |back| {
+        let files = [
+            ("lib", "mod a; mod b;"),
+            ("a", "mod in_a; mod other; struct A;"),
+            ("a/in_a", "use crate::b::B; struct InA(B);"),
+            ("a/other", "struct Other;"),
+            ("b", "mod in_b; struct B;"),
+            ("b/in_b", back),
+        ];
+        let modules = crate_of(&files);
+        assert!(modules.circles().is_empty());
+        modules.folder_circles()
+    };
+    let circle = files("use crate::a::other::Other; struct InB(Other);");
+    assert_eq!(circle, ["a/in_a -> b, b/in_b -> a/other"]);
+    let none: [&str; 0] = [];
+    assert_eq!(files("struct InB;"), none);
 }

@@ -10,16 +10,16 @@ use refrain_protocol::{ApiError, NamespaceId};
 use refrain_service_kit::mesh::MeshCredentials;
 
 use crate::config::FeedConfig;
+use crate::handle::DraftStoreHandle;
 use crate::message::{StreamChange, StreamMessage};
 use crate::metrics::StoreMetrics;
 use crate::record::DocumentKey;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
+use crate::replicas::status::FeedStatus;
 use crate::replication::adopted_files::AdoptedFiles;
-use crate::replication::status::FeedStatus;
 use crate::replication::stream::SessionError;
-use crate::service::DraftStoreHandle;
 use crate::shared_store::{OpenStore, SharedStore};
-use crate::writer::handle::WriterHandle;
+use crate::writer::actor::handle::WriterHandle;
 use crate::writer::replication::{AppliedMessages, ReceivedMessage, SentEntry};
 
 /// All that a session works with.

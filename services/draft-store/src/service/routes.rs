@@ -18,7 +18,7 @@ use refrain_service_kit::http::{HttpResult, RawBody, RouteRoles, get, mesh_only,
 use refrain_service_kit::mesh::{MeshAuth, MeshRole};
 use serde::Serialize;
 
-use crate::service::handle::{DraftStoreHandle, StoreState};
+use crate::handle::{DraftStoreHandle, StoreState};
 
 /// Those who draft: they store outputs of the namespaces that gateways have signed for them, and read them.
 const DRAFTERS: &[MeshRole] = &[MeshRole::Worker, MeshRole::Engine];

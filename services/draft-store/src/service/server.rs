@@ -13,15 +13,15 @@ use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::DraftStoreConfig;
+use crate::handle::DraftStoreHandle;
 use crate::metrics::StoreMetrics;
+use crate::replicas::status::FeedStatus;
 use crate::replication::run;
 use crate::replication::session::Session;
-use crate::replication::status::FeedStatus;
-use crate::service::handle::DraftStoreHandle;
 use crate::service::routes;
 use crate::shared_store::SharedStore;
 use crate::writer::actor::WriterActor;
-use crate::writer::handle::WriterHandle;
+use crate::writer::actor::handle::WriterHandle;
 
 /// Threads of the listener. They only decode and encode; the disk and the writer's thread limit the throughput.
 const LISTENER_THREADS: usize = 2;

@@ -11,6 +11,7 @@
 mod calls;
 mod commit_queue;
 mod gauges;
+pub(crate) mod handle;
 mod jobs;
 mod replication;
 mod replication_waiters;

@@ -1,4 +1,6 @@
 //! The store for callers: in this process directly, for all others through the HTTP routes.
+//!
+//! [`DraftStoreHandle`] implements `refrain_rpc::DraftStore` and `refrain_rpc::StoreAdmin`, one file per group of calls.
 
 mod admin;
 mod append;
@@ -10,6 +12,7 @@ mod erased_replicas;
 mod join;
 mod tenants;
 mod usage;
+mod usage_gateways;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,17 +27,17 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::config::DraftStoreConfig;
 use crate::directory::Loss;
+use crate::handle::usage_gateways::UsageGateways;
 use crate::metrics::StoreMetrics;
-use crate::replication::status::{FeedState, FeedStatus};
-use crate::service::usage_gateways::UsageGateways;
+use crate::replicas::status::{FeedState, FeedStatus};
 use crate::shared_store::SharedStore;
-use crate::writer::handle::WriterHandle;
+use crate::writer::actor::handle::WriterHandle;
 
 /// Reads from disk that run at once. Others queue, since all share one disk.
 const READS_MAX: usize = 4;
 
 /// Most tokens of one answer, whatever the caller asks for.
-pub(super) const REPLY_TOKENS_MAX: u32 = 1 << 20;
+const REPLY_TOKENS_MAX: u32 = 1 << 20;
 
 /// A handle of the draft store. It is cheap to clone.
 #[derive(Clone)]

@@ -4,7 +4,7 @@ use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, T
 use refrain_protocol::{ApiError, ErrorKind, TenantName};
 
 use crate::catalog::TENANT_BYTES_MAX;
-use crate::service::handle::DraftStoreHandle;
+use crate::handle::DraftStoreHandle;
 
 impl DraftStoreHandle {
     /// Replicas do not tell each other of tenants, so each would have others.

@@ -10,10 +10,10 @@ use refrain_protocol::usage::{
 };
 use refrain_rpc::UsageStore;
 
+use crate::handle::DraftStoreHandle;
+use crate::handle::checks::answer_of;
 use crate::metrics::Limit;
 use crate::reading::usage;
-use crate::service::handle::DraftStoreHandle;
-use crate::service::handle::checks::answer_of;
 use crate::writer::usage_start;
 
 /// Most rows of one call.

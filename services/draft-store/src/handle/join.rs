@@ -10,8 +10,8 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::ReplicaPeer;
 
 use crate::directory::count_quarantines;
+use crate::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::reading::join;
-use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 
 /// Most bytes of a piece of a file, whatever the caller asks for.
 const PIECE_BYTES_MAX: u32 = 8 << 20;

@@ -8,8 +8,8 @@ use refrain_protocol::join::ReplicaState;
 use refrain_rpc::{HttpReplicaPeer, ReplicaPeer as _};
 use refrain_service_kit::http::MeshClient;
 
+use crate::handle::DraftStoreHandle;
 use crate::record::ErasureRecord;
-use crate::service::handle::DraftStoreHandle;
 
 /// How long an erasure waits for the other replicas. Those that need longer are named, and go on.
 const REPLICAS_WAIT: Duration = Duration::from_secs(15);

@@ -9,12 +9,12 @@ use refrain_protocol::admin::{ERASED_FILES_LISTED_MAX, EraseReply, EraseRequest}
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::directory::{Cleared, clear_quarantines};
+use crate::handle::DraftStoreHandle;
+use crate::handle::checks::{NAME_BYTES_MAX, answer_of};
 use crate::reading::erasure;
 use crate::record::replication::StreamErasureRecord;
 use crate::record::{ErasureRecord, SegmentId};
 use crate::segments;
-use crate::service::handle::DraftStoreHandle;
-use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
 use crate::shared_store::unavailable;
 
 /// Checks that a request says what to erase.

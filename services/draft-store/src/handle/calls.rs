@@ -23,13 +23,13 @@ use refrain_protocol::{ApiError, DocumentId, ErrorKind};
 use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX};
 
+use crate::handle::counted_call::CountedCall;
+use crate::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::log::random;
 use crate::metrics::Limit;
 use crate::reading::pull::Pull;
 use crate::reading::segments;
 use crate::record::DocumentKey;
-use crate::service::handle::counted_call::CountedCall;
-use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::writer::requests::{
     Append, GroupRegistration, SavedStatistics, StatisticsUpdate, UpdateAuthor,
 };

@@ -5,9 +5,9 @@ use std::time::Duration;
 use refrain_protocol::document::{Acknowledgement, AppendReply};
 use refrain_protocol::{ApiError, ErrorKind};
 
+use crate::handle::DraftStoreHandle;
 use crate::metrics::Limit;
 use crate::record::DocumentKey;
-use crate::service::handle::DraftStoreHandle;
 use crate::writer::requests::{Append, PendingTokens};
 
 /// How long a caller waits for its commit. After that it gets 504, and the commit may still happen.

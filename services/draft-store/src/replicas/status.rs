@@ -7,7 +7,7 @@ use refrain_protocol::shard::ReplicaEntry;
 use serde::Serialize;
 
 use crate::config::FeedConfig;
-use crate::replication::directory::Directory;
+use crate::replicas::directory::Directory;
 
 /// How far the feed is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -64,7 +64,7 @@ impl FeedStatus {
     }
 
     /// The stream is open.
-    pub(super) fn connected(&self, sequence: u64, stream_sequence: u64) {
+    pub(crate) fn connected(&self, sequence: u64, stream_sequence: u64) {
         let mut inner = self.inner.lock();
         inner.trouble = None;
         inner.short_since = None;
@@ -77,38 +77,38 @@ impl FeedStatus {
     }
 
     /// Messages up to `sequence` are applied. `pending` follow in the stream.
-    pub(super) fn applied(&self, sequence: u64, pending: u64) {
+    pub(crate) fn applied(&self, sequence: u64, pending: u64) {
         let mut inner = self.inner.lock();
         inner.state.sequence = sequence;
         inner.state.stream_sequence = inner.state.stream_sequence.max(sequence + pending);
     }
 
     /// The broker has taken a message with this sequence.
-    pub(super) fn sent(&self, sequence: u64) {
+    pub(crate) fn sent(&self, sequence: u64) {
         let mut inner = self.inner.lock();
         inner.state.stream_sequence = inner.state.stream_sequence.max(sequence);
     }
 
     /// Everything is applied that was in the stream when the session began.
-    pub(super) fn caught_up(&self) {
+    pub(crate) fn caught_up(&self) {
         self.inner.lock().state.caught_up = true;
     }
 
     /// The stream ends before the replica's position. Returns for how long it has been like that.
-    pub(super) fn short_for(&self) -> Duration {
+    pub(crate) fn short_for(&self) -> Duration {
         let mut inner = self.inner.lock();
         inner.short_since.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// The stream is applied once more from its beginning.
-    pub(super) fn begins_anew(&self) {
+    pub(crate) fn begins_anew(&self) {
         let mut inner = self.inner.lock();
         inner.state.caught_up = false;
         inner.short_since = None;
     }
 
     /// The session ended.
-    pub(super) fn disconnected(&self, trouble: String) {
+    pub(crate) fn disconnected(&self, trouble: String) {
         let mut inner = self.inner.lock();
         inner.state.connected = false;
         inner.trouble = Some(trouble);

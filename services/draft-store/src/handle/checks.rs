@@ -7,8 +7,8 @@ use refrain_protocol::shard::shard_of;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, NamespaceId, SignedNamespace};
 use tokio::sync::oneshot;
 
+use crate::handle::DraftStoreHandle;
 use crate::metrics::Limit;
-use crate::service::handle::DraftStoreHandle;
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::requests::Reply;

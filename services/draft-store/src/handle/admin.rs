@@ -11,9 +11,9 @@ use refrain_rpc::StoreAdmin;
 
 use crate::catalog::ExportLimits;
 use crate::directory::count_quarantines;
+use crate::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::log::RewriteReport;
 use crate::reading::{export, verify};
-use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::SharedStore;
 use crate::writer::requests::{Append, UpdateAuthor};
 

@@ -19,7 +19,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    pub(super) fn hear(&self, entry: ReplicaEntry, now: Instant) {
+    pub(crate) fn hear(&self, entry: ReplicaEntry, now: Instant) {
         let mut heard = self.heard.lock();
         heard.retain(|_, (_, at)| now.saturating_duration_since(*at) < SILENCE_MAX);
         if heard.len() < REPLICAS_MAX {
