@@ -13,13 +13,12 @@ use refrain_service_kit::actors;
 const TOKENS: u32 = 200;
 
 /// Actors that this mesh has.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 15] = [
     "connection to Redis",
     "decode loop",
     "dispatch timer",
     "follower",
     "heartbeats",
-    "logs of groups",
     "maintenance of drafts",
     "models",
     "overdue requests",
