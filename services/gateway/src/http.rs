@@ -3,6 +3,7 @@
 //! Read first: `generate.rs`, the way of a request through the modules of the gateway.
 
 mod generate;
+mod passed;
 mod probes;
 mod state;
 mod stored;
@@ -18,7 +19,6 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get, post};
 
 use crate::models::unknown_model;
-use crate::passthrough::pass;
 use crate::surfaces::Surface;
 pub use generate::EnteredRequest;
 pub(crate) use generate::generate;
@@ -55,7 +55,7 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
     let passed: BTreeSet<&str> = gateway.passthrough.routes().collect();
     for route in passed {
         let paths = [route.to_owned(), format!("{route}/{{rest:.*}}")];
-        app.service(web::resource(paths).to(pass));
+        app.service(web::resource(paths).to(passed::pass));
     }
 }
 

@@ -1,36 +1,26 @@
 //! Requests that other servers answer: embeddings, images and the like, behind the keys and limits of this gateway.
 //!
-//! Nothing in a request or an answer is changed, but for what belongs to one connection and for keys. Of an answer
-//! only its `usage` is read, for bills.
+//! Nothing in a request or an answer is changed, but for what belongs to one connection and for keys. The `usage` of an
+//! answer is read, for bills. The route is in `http/passed.rs`.
 
 mod answer;
 mod heads;
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use actix_web::http::StatusCode;
+use actix_web::HttpRequest;
 use actix_web::http::header::CONTENT_TYPE;
-use actix_web::{HttpRequest, HttpResponse, web};
 use anyhow::Context as _;
 use bytes::Bytes;
-use refrain_accounts::NONE;
-use refrain_accounts::tenants::Caller;
-use refrain_accounts::tenants::file::KeyEndpoint;
-use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::http::{AccessNote, failed_call_kind};
+use refrain_service_kit::http::failed_call_kind;
 use serde::Deserialize;
 
-use self::answer::{PassedAnswer, PassedRequest};
-use self::heads::{copy_answer, copy_request};
+pub(crate) use self::answer::{PassedAnswer, PassedRequest};
+pub(crate) use self::heads::copy_answer;
+use self::heads::copy_request;
 use crate::config::passthrough::{PassthroughConfig, is_below};
-use crate::http::{GatewayState, finish};
 use crate::models::unknown_model;
-use crate::surfaces::Surface;
-
-/// Bytes of a JSON body for each token that is reserved in limits. The server tells the true number only later.
-const BYTES_A_TOKEN: usize = 4;
 
 /// The servers for routes that the gateway does not have.
 pub(crate) struct Passthrough {
@@ -39,7 +29,7 @@ pub(crate) struct Passthrough {
 }
 
 /// A server, and the key that it asks for.
-struct PassedServer {
+pub(crate) struct PassedServer {
     config: PassthroughConfig,
     api_key: Option<String>,
 }
@@ -85,11 +75,33 @@ impl Passthrough {
         open.flat_map(|server| server.config.models.iter().map(String::as_str))
     }
 
+    /// Sends a request to a server, and returns the head of the answer.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or breaks the connection off.
+    pub(crate) async fn call(
+        &self,
+        server: &PassedServer,
+        request: &HttpRequest,
+        body: Bytes,
+    ) -> Result<reqwest::Response, ApiError> {
+        let method = reqwest::Method::from_bytes(request.method().as_str().as_bytes());
+        let method = method.map_err(ApiError::internal)?;
+        let call = self.http.request(method, server.url(request));
+        let mut call = copy_request(request.headers(), call).body(body);
+        if let Some(key) = &server.api_key {
+            call = call.bearer_auth(key);
+        }
+        call.send()
+            .await
+            .map_err(|error| unreachable_server(&error))
+    }
+
     /// The server of a request, and the name under which it is counted.
     ///
     /// # Errors
     /// `NotFound` if no server has the model.
-    fn find(
+    pub(crate) fn find(
         &self,
         tenant: &str,
         path: &str,
@@ -138,82 +150,6 @@ impl PassedServer {
     }
 }
 
-/// Passes a request on and answers it.
-pub(crate) async fn pass(
-    gateway: web::Data<GatewayState>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> HttpResponse {
-    let received = Instant::now();
-    let gateway = gateway.into_inner();
-    let caller = match gateway.caller_at(&request, KeyEndpoint::Passthrough).await {
-        Ok(caller) => caller,
-        Err(error) => {
-            gateway.count_refused(NONE, &error);
-            return finish(Surface::Chat, received, Err(error));
-        }
-    };
-    let passed = gateway.pass(&caller, &request, payload, received).await;
-    let passed = passed.inspect_err(|error| gateway.count_refused(&caller.tenant, error));
-    finish(Surface::Chat, received, passed)
-}
-
-impl GatewayState {
-    async fn pass(
-        self: &Arc<Self>,
-        caller: &Caller,
-        request: &HttpRequest,
-        payload: web::Payload,
-        received: Instant,
-    ) -> Result<HttpResponse, ApiError> {
-        let admitted = self.admit(caller, request, payload, received).await?;
-        let (mut ticket, mut quota) = (admitted.ticket, admitted.quota);
-        let model = model_of(request, &admitted.body);
-        if model.as_ref().is_some_and(|model| !caller.may_use(model)) {
-            return Err(unknown_model());
-        }
-        let found = self
-            .passthrough
-            .find(&caller.tenant, request.path(), model.as_deref());
-        let (server, counted) = found?;
-        let note = AccessNote::of(request);
-        note.note(|facts| facts.model = Some(counted.clone()));
-        let class = RequestClass::Interactive;
-        ticket.decide(class, 1)?;
-        let estimate = (admitted.body.len() / BYTES_A_TOKEN) as u64;
-        let reserved = quota
-            .reserve(estimate, std::iter::once(0), received)
-            .await?;
-        let time = &self.relay.time;
-        let method = reqwest::Method::from_bytes(request.method().as_str().as_bytes());
-        let method = method.map_err(ApiError::internal)?;
-        let call = self.passthrough.http.request(method, server.url(request));
-        let mut call = copy_request(request.headers(), call).body(admitted.body);
-        if let Some(key) = &server.api_key {
-            call = call.bearer_auth(key);
-        }
-        let answered = tokio::time::timeout(time.left(class, received), call.send()).await;
-        let answered = answered.map_err(|_| time.error(class))?;
-        let answered = answered.map_err(|error| unreachable_server(&error))?;
-        let status = StatusCode::from_u16(answered.status().as_u16());
-        let status = status.map_err(ApiError::internal)?;
-        let mut response = HttpResponse::build(status);
-        copy_answer(answered.headers(), &mut response);
-        let passed = PassedRequest {
-            gateway: self.clone(),
-            caller: caller.clone(),
-            model: counted,
-            status,
-            received,
-            reserved,
-            note,
-        };
-        let until = tokio::time::Instant::now() + time.left(class, received);
-        let answer = PassedAnswer::new(answered, passed, ticket, quota, until);
-        Ok(response.streaming(answer.into_stream()))
-    }
-}
-
 /// The error of a server that could not be asked. It does not tell the server's address.
 fn unreachable_server(error: &reqwest::Error) -> ApiError {
     let kind = failed_call_kind(error);
@@ -225,7 +161,7 @@ fn unreachable_server(error: &reqwest::Error) -> ApiError {
 }
 
 /// The model that a body names: in JSON, or in a form as audio is sent.
-fn model_of(request: &HttpRequest, body: &Bytes) -> Option<String> {
+pub(crate) fn model_of(request: &HttpRequest, body: &Bytes) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         model: Option<String>,

@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
 use body::{ChatFields, CompletionFields, RequestBody};
+use prompt::PromptRoom;
 use tools::{CallDemand, Tools};
 
 pub(crate) use bound_output::{BoundOutput, FormSource};
@@ -168,6 +169,14 @@ pub struct RequestReader<'a> {
     pub(crate) context_words: ContextWords,
 }
 
+impl RequestReader<'_> {
+    /// The room of a model. A prompt is cut to `keep` tokens, if that is given.
+    fn room(&self, model: &Model, keep: Option<usize>) -> PromptRoom {
+        let context = self.models.max_context(model);
+        PromptRoom::new(model, context, keep, self.context_words)
+    }
+}
+
 impl ParsedRequest {
     /// Reads the body of `/v1/chat/completions`, which is freed once it is parsed.
     ///
@@ -203,7 +212,7 @@ impl ParsedRequest {
         request.check_choices(1, reader.limits)?;
         let prediction = chat.prediction.take();
         let keep = fields::kept_prompt_tokens(&parameters)?;
-        let room = prompt::PromptRoom::new(&request.model, reader, keep);
+        let room = reader.room(&request.model, keep);
         let end = prompt::PromptEnd::of(&chat)?;
         let kwargs = chat.chat_template_kwargs;
         let shown = tools.shown.clone();
@@ -306,7 +315,7 @@ impl ParsedRequest {
         let echoes = completion.echo == Some(true);
         request.output.echoes_logprobs = echoes && top_logprobs.is_some();
         let keep = fields::kept_prompt_tokens(&parameters)?;
-        let room = prompt::PromptRoom::new(&request.model, reader, keep);
+        let room = reader.room(&request.model, keep);
         for tokens in prompt::completions(prompt, &request.model, room)? {
             let max_new_tokens =
                 room.output_limit("prompt", tokens.len(), asked, default_max_tokens)?;

@@ -1,8 +1,8 @@
 //! The decode loop: one task owns the batch and drives a verifying engine step by step.
 //!
 //! Read [`DecodeLoop::run`] first. Each turn takes the commands that arrived, ends chunks that are over, composes a
-//! step out of every request that can move, awaits the engine, and hands the tokens out. The loop awaits nothing but the
-//! engine. Drafting takes microseconds, and the uploader and the readers have queues of their own.
+//! step out of every request that can move, awaits the engine, and hands the tokens out. The loop awaits nothing but
+//! the engine. Drafting takes microseconds, and the uploader and the readers have queues of their own.
 //!
 //! The engine is idle between two steps, so only the work that the next step needs is done there: the tokens go into
 //! the index and to the readers, and drafts are found and chosen. Learning, uploading and metrics wait until the

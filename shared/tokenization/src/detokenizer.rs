@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::{TokenId, Tokenizer};
 
 /// Turns tokens into text as they arrive. Bytes that may still become a character are held back. Bytes that cannot
-/// become one give U+FFFD, exactly where decoding all tokens at once would give it. The beginning of a character at the
-/// end of the text has no text: no token said U+FFFD. Special tokens have none either, unless it is asked for.
+/// become one give U+FFFD, exactly where decoding all tokens at once would give it. The beginning of a character at
+/// the end of the text has no text: no token said U+FFFD. Special tokens have none either, unless it is asked for.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,

@@ -276,24 +276,28 @@ fn no_modules_import_each_other_in_a_circle() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A crate of three files, as the paths and contents of its modules.
-fn crate_of(files: &[(&str, &str)]) -> Modules {
+/// A crate of a few files, as the paths and contents of its modules.
+fn crate_of(files: &[(&str, &str)]) -> anyhow::Result<Modules> {
     let path = |name: &str| match name {
         "lib" => Vec::new(),
         name => name.split('/').map(str::to_owned).collect(),
     };
     let sources = files
         .iter()
-        .map(|(name, text)| (path(name), Source::read(text).unwrap()));
-    Modules {
-        sources: sources.collect(),
-    }
+        .map(|(name, text)| anyhow::Ok((path(name), Source::read(text)?)));
+    Ok(Modules {
+        sources: sources.collect::<anyhow::Result<_>>()?,
+    })
 }
 
 #[test]
 fn circles_are_found_through_re_exports_and_paths() {
     let lib = "mod a; mod b; pub use a::A; pub use b::B;";
-    let circles = |a, b| crate_of(&[("lib", lib), ("a", a), ("b", b)]).circles();
+    let circles = |a, b| {
+        crate_of(&[("lib", lib), ("a", a), ("b", b)])
+            .unwrap()
+            .circles()
+    };
     let expected = ["a -> b, b -> a"];
     assert_eq!(
         circles(
@@ -329,7 +333,9 @@ fn circles_are_found_through_re_exports_and_paths() {
 #[test]
 fn a_root_and_its_child_are_a_circle_only_if_both_use_items_of_each_other() {
     let circles = |root, child| {
-        crate_of(&[("lib", "mod root;"), ("root", root), ("root/child", child)]).circles()
+        crate_of(&[("lib", "mod root;"), ("root", root), ("root/child", child)])
+            .unwrap()
+            .circles()
     };
     let expected = ["root -> root/child, root/child -> root"];
     assert_eq!(
@@ -385,7 +391,7 @@ fn folders_in_a_circle_are_found_where_their_files_are_in_none() {
             ("b", "mod in_b; struct B;"),
             ("b/in_b", back),
         ];
-        let modules = crate_of(&files);
+        let modules = crate_of(&files).unwrap();
         assert!(modules.circles().is_empty());
         modules.folder_circles()
     };

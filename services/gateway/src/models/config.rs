@@ -3,7 +3,7 @@
 use refrain_protocol::TenantName;
 use serde::Deserialize;
 
-/// What becomes of an output limit that is larger than the room that the prompt leaves.
+/// The treatment of an output limit that is larger than the room that the prompt leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BeyondContext {
@@ -29,7 +29,7 @@ pub struct ModelConfig {
     pub template_date: Option<String>,
     /// Output limit of chat requests that set none, tokens. Default: what the context leaves.
     pub default_max_tokens: Option<u32>,
-    /// What becomes of an output limit that is larger than the room that the prompt leaves: `cut` to that room, or
+    /// The treatment of an output limit that is larger than the room that the prompt leaves: `cut` to that room, or
     /// `refuse` the request, as vLLM does. Agents ask for the same limit in each turn, so a refusal ends their
     /// sessions early.
     pub beyond_context: BeyondContext,

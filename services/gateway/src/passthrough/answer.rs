@@ -1,4 +1,4 @@
-//! The body of an answer on its way to the caller. What it says of its usage is counted at its end.
+//! The body of an answer on its way to the caller. The usage that it tells is counted at its end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,33 +7,34 @@ use actix_web::http::StatusCode;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, unfold};
 use futures_util::{Stream, StreamExt as _};
-use refrain_accounts::AccountedRequest;
 use refrain_accounts::tenants::{Caller, QuotaTicket};
+use refrain_accounts::{AccountedRequest, Accounts};
 use refrain_protocol::ApiError;
 use refrain_protocol::usage::UsageCounts;
 use refrain_service_kit::http::{AccessNote, HttpError};
 use serde_json::Value;
 
-use crate::http::GatewayState;
 use crate::intake::AdmissionTicket;
+use crate::metrics::GatewayMetrics;
 
 /// The end of an answer in which its usage is looked for, bytes. Embeddings have theirs behind the vectors.
 const END_BYTES_MAX: usize = 16 << 10;
 
 /// A request that was passed on.
-pub(super) struct PassedRequest {
-    pub(super) gateway: Arc<GatewayState>,
-    pub(super) caller: Caller,
+pub(crate) struct PassedRequest {
+    pub(crate) metrics: Arc<GatewayMetrics>,
+    pub(crate) accounts: Arc<Accounts>,
+    pub(crate) caller: Caller,
     /// The name under which it is counted.
-    pub(super) model: String,
-    pub(super) status: StatusCode,
-    pub(super) received: Instant,
-    pub(super) reserved: (u64, u64),
-    pub(super) note: AccessNote,
+    pub(crate) model: String,
+    pub(crate) status: StatusCode,
+    pub(crate) received: Instant,
+    pub(crate) reserved: (u64, u64),
+    pub(crate) note: AccessNote,
 }
 
 /// The body of an answer.
-pub(super) struct PassedAnswer {
+pub(crate) struct PassedAnswer {
     pieces: BoxStream<'static, reqwest::Result<Bytes>>,
     /// The last bytes so far.
     end: Vec<u8>,
@@ -44,7 +45,7 @@ pub(super) struct PassedAnswer {
 }
 
 impl PassedAnswer {
-    pub(super) fn new(
+    pub(crate) fn new(
         answered: reqwest::Response,
         request: PassedRequest,
         ticket: AdmissionTicket,
@@ -61,7 +62,7 @@ impl PassedAnswer {
     }
 
     /// The pieces for the caller. Its usage is written down before the last one is sent.
-    pub(super) fn into_stream(self) -> impl Stream<Item = Result<Bytes, HttpError>> {
+    pub(crate) fn into_stream(self) -> impl Stream<Item = Result<Bytes, HttpError>> {
         unfold(self, |mut answer| async move {
             let next = tokio::time::timeout_at(answer.until, answer.pieces.next()).await;
             let failed = |detail: String| {
@@ -98,10 +99,9 @@ impl PassedAnswer {
         let Some((request, quota)) = self.open.take() else {
             return;
         };
-        let gateway = &request.gateway;
         let tenant = &request.caller.tenant;
         let status = request.status.as_str();
-        gateway.metrics.ended(tenant, &request.model, status);
+        request.metrics.ended(tenant, &request.model, status);
         let usage = usage_of(&self.end).filter(|_| request.status.is_success());
         let Some((input_tokens, output_tokens)) = usage else {
             return;
@@ -109,11 +109,11 @@ impl PassedAnswer {
         request
             .note
             .note(|facts| facts.tokens = Some((input_tokens, output_tokens)));
-        let series = gateway.metrics.series(tenant, &request.model, true);
+        let series = request.metrics.series(tenant, &request.model, true);
         series
             .seconds
             .observe(request.received.elapsed().as_secs_f64());
-        let opened = gateway.accounts.open(
+        let opened = request.accounts.open(
             &request.caller,
             AccountedRequest {
                 model: request.model,

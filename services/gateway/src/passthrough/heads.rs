@@ -43,7 +43,7 @@ pub(super) fn copy_request(
 }
 
 /// Copies the heads of an answer. Cookies of a server are not for callers.
-pub(super) fn copy_answer(heads: &reqwest::header::HeaderMap, response: &mut HttpResponseBuilder) {
+pub(crate) fn copy_answer(heads: &reqwest::header::HeaderMap, response: &mut HttpResponseBuilder) {
     for (name, value) in heads {
         let name = name.as_str();
         if OF_CONNECTION.contains(&name) || matches!(name, "set-cookie" | "date" | "server") {

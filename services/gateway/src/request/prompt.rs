@@ -7,7 +7,6 @@ use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue, TokenizationError};
 
-use super::RequestReader;
 use super::body::ChatFields;
 use super::fields::check_ids;
 use crate::models::{BeyondContext, Model, template_failed};
@@ -32,13 +31,18 @@ pub(super) struct PromptRoom {
 }
 
 impl PromptRoom {
-    /// The room of a model. A prompt is cut to `keep` tokens, if that is given.
-    pub(super) fn new(model: &Model, reader: &RequestReader<'_>, keep: Option<usize>) -> Self {
+    /// The room of a model with this context, tokens. A prompt is cut to `keep` tokens, if that is given.
+    pub(super) fn new(
+        model: &Model,
+        context: u32,
+        keep: Option<usize>,
+        words: ContextWords,
+    ) -> Self {
         PromptRoom {
-            context: reader.models.max_context(model),
+            context,
             keep,
             beyond: model.beyond_context,
-            words: reader.context_words,
+            words,
         }
     }
 

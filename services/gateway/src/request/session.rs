@@ -41,7 +41,7 @@ impl ParsedRequest {
     }
 }
 
-/// What a program says of its user in one text, as `metadata.user_id` of Messages has it. It is the client's word, so
+/// The user and the session that a program names in one text, as `metadata.user_id` of Messages has it. It is the client's word, so
 /// it is a hint and no boundary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NamedUser {

@@ -1,4 +1,4 @@
-//! What agents' programs send: other names of models, limits beyond the context, compressed bodies, tools of Codex,
+//! The ways of agents' programs: other names of models, limits beyond the context, compressed bodies, tools of Codex,
 //! and names of their sessions.
 
 use std::io::Write as _;
@@ -175,9 +175,12 @@ async fn compressed_bodies_are_read_within_the_limit_of_their_texts() {
         let (status, answer) = post(&bench, encoding, body).await;
         assert_eq!(status, 200, "{encoding}: {answer}");
     }
-    // `printf '{}' | brotli`: a chat without a model.
+    // `printf '{}' | brotli`: a chat without messages.
     let (status, answer) = post(&bench, "br", vec![0x8b, 0x00, 0x80, b'{', b'}', 0x03]).await;
-    assert_eq!((status, &answer["error"]["param"]), (400, &json!("model")));
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("messages"))
+    );
     let bomb = vec![b' '; 10 << 20];
     for (encoding, body) in compressed(&bomb).into_iter().take(4) {
         assert!(body.len() < 200_000);

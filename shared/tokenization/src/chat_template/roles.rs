@@ -84,7 +84,7 @@ impl ShownRoles {
         })
     }
 
-    /// What to try for a chat, one after the other: what the samples told, then what nearly every template shows,
+    /// The arrangements to try for a chat, one after the other: what the samples told, then what nearly every template shows,
     /// then nothing but turns of the user and of the model.
     pub(super) fn attempts(self) -> [Self; 3] {
         let (system, tool) = (self.system, self.tool);
@@ -163,8 +163,8 @@ impl ShownRoles {
 /// The role of a text that a prompt does not show. Only [`SEARCHES_MAX`] times the prompt is searched, so that no
 /// chat makes this slow; messages behind that count as shown.
 ///
-/// Templates trim texts, write them as JSON, and cut reasoning and switches such as `/no_think` out of them. So a text
-/// is shown if the letters of one of its lines are.
+/// Templates trim texts, write them as JSON, and cut reasoning and switches such as `/no_think` out of them. So a
+/// text is shown if the letters of one of its lines are.
 pub(super) fn lost_role(messages: &Value, prompt: &str) -> Option<String> {
     let mut search = Search {
         prompt,

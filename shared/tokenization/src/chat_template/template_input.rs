@@ -31,7 +31,8 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Replaces strings of the input. `None` keeps a string without copying it.
 pub(super) type StringMap<'a> = dyn FnMut(&str) -> Option<String> + 'a;
 
-/// The variables that a template gets from the input, with its messages as they were arranged. Texts are shared with the input, not copied.
+/// The variables that a template gets from the input, with its messages as they were arranged. Texts are shared with
+/// the input, not copied.
 pub(super) fn variables(
     input: &ChatInput,
     messages: &[Value],

@@ -274,8 +274,8 @@ fn user(
     Ok(())
 }
 
-/// The result of a tool. An image in it becomes words about it: it stays in the conversation, so refusing it would end
-/// the session. A reference to a tool becomes its definition, which the prompt does not have elsewhere.
+/// The result of a tool. An image in it becomes words about it: it stays in the conversation, so refusing it would
+/// end the session. A reference to a tool becomes its definition, which the prompt does not have elsewhere.
 fn tool_result(
     block: &JsonValue,
     tools: &DeferredTools,

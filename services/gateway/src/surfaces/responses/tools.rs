@@ -67,7 +67,7 @@ impl CalledTool {
         }
     }
 
-    /// What the client's tool is given, as the arguments of a chat.
+    /// The arguments of a chat for what the client's tool is given.
     pub(super) fn chat_arguments(&self, given: &str) -> String {
         match self.is_custom {
             true => json!({ INPUT: given }).to_string(),
@@ -75,7 +75,7 @@ impl CalledTool {
         }
     }
 
-    /// What the client's tool is given, by the arguments of a chat. Arguments that are not as they should be stay as
+    /// The text or arguments for the client's tool, by the arguments of a chat. Those that are not as they should be stay as
     /// they are, since the client tells the model about them.
     pub(super) fn given(&self, arguments: &str) -> String {
         let parsed = || serde_json::from_str::<Value>(arguments).ok();

@@ -1,0 +1,91 @@
+//! The routes of other servers: from the head of a request to the stream of the answer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix_web::http::StatusCode;
+use actix_web::{HttpRequest, HttpResponse, web};
+use refrain_accounts::NONE;
+use refrain_accounts::tenants::Caller;
+use refrain_accounts::tenants::file::KeyEndpoint;
+use refrain_protocol::ApiError;
+use refrain_protocol::scheduling::RequestClass;
+use refrain_service_kit::http::AccessNote;
+
+use crate::http::state::{GatewayState, finish};
+use crate::models::unknown_model;
+use crate::passthrough::{PassedAnswer, PassedRequest, copy_answer, model_of};
+use crate::surfaces::Surface;
+
+/// Bytes of a JSON body for each token that is reserved in limits. The server tells the true number only later.
+const BYTES_A_TOKEN: usize = 4;
+
+/// Passes a request on and answers it.
+pub(crate) async fn pass(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    let received = Instant::now();
+    let gateway = gateway.into_inner();
+    let caller = match gateway.caller_at(&request, KeyEndpoint::Passthrough).await {
+        Ok(caller) => caller,
+        Err(error) => {
+            gateway.count_refused(NONE, &error);
+            return finish(Surface::Chat, received, Err(error));
+        }
+    };
+    let passed = gateway.pass(&caller, &request, payload, received).await;
+    let passed = passed.inspect_err(|error| gateway.count_refused(&caller.tenant, error));
+    finish(Surface::Chat, received, passed)
+}
+
+impl GatewayState {
+    async fn pass(
+        self: &Arc<Self>,
+        caller: &Caller,
+        request: &HttpRequest,
+        payload: web::Payload,
+        received: Instant,
+    ) -> Result<HttpResponse, ApiError> {
+        let admitted = self.admit(caller, request, payload, received).await?;
+        let (mut ticket, mut quota) = (admitted.ticket, admitted.quota);
+        let model = model_of(request, &admitted.body);
+        if model.as_ref().is_some_and(|model| !caller.may_use(model)) {
+            return Err(unknown_model());
+        }
+        let found = self
+            .passthrough
+            .find(&caller.tenant, request.path(), model.as_deref());
+        let (server, counted) = found?;
+        let note = AccessNote::of(request);
+        note.note(|facts| facts.model = Some(counted.clone()));
+        let class = RequestClass::Interactive;
+        ticket.decide(class, 1)?;
+        let estimate = (admitted.body.len() / BYTES_A_TOKEN) as u64;
+        let reserved = quota
+            .reserve(estimate, std::iter::once(0), received)
+            .await?;
+        let time = &self.relay.time;
+        let call = self.passthrough.call(&server, request, admitted.body);
+        let answered = tokio::time::timeout(time.left(class, received), call).await;
+        let answered = answered.map_err(|_| time.error(class))??;
+        let status = StatusCode::from_u16(answered.status().as_u16());
+        let status = status.map_err(ApiError::internal)?;
+        let mut response = HttpResponse::build(status);
+        copy_answer(answered.headers(), &mut response);
+        let passed = PassedRequest {
+            metrics: self.metrics.clone(),
+            accounts: self.accounts.clone(),
+            caller: caller.clone(),
+            model: counted,
+            status,
+            received,
+            reserved,
+            note,
+        };
+        let until = tokio::time::Instant::now() + time.left(class, received);
+        let answer = PassedAnswer::new(answered, passed, ticket, quota, until);
+        Ok(response.streaming(answer.into_stream()))
+    }
+}
