@@ -5,8 +5,8 @@
 //! cargo run --release -p refrain-speculation --example embed_index [-- CALLS.jsonl]
 //! ```
 //!
-//! A line of the file has `prompt_token_ids` and `output_token_ids`; without a file, `examples/calls.jsonl` is read. In
-//! your engine, the recorded output is what the model samples: it verifies all draft tokens in one forward pass.
+//! A line of the file has `prompt_token_ids` and `output_token_ids`; without a file, `examples/calls.jsonl` is read.
+//! In your engine, the recorded output is what the model samples: it verifies all draft tokens in one forward pass.
 
 use std::error::Error;
 use std::path::Path;

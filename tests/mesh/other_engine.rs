@@ -12,6 +12,7 @@ const PROMPT: &str = "CREATE TABLE orders (\n  id INTEGER PRIMARY KEY,\n";
 async fn in_front_of(engine: &Client) -> anyhow::Result<UpMesh> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
+         [scheduler]\nworker_wait_ms = 10000\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{PUBLIC}\"\nserved_model = \"{TINY_MODEL}\"\n\
          files = \"builtin:refrain-tiny\"\napi_key = \"{KEY}\"\n\
          [[gateway.models]]\nid = \"{PUBLIC}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",

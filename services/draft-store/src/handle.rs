@@ -1,7 +1,7 @@
 //! The store for callers: in this process directly, for all others through the HTTP routes.
 //!
-//! [`DraftStoreHandle`] implements `refrain_rpc::DraftStore` and `refrain_rpc::StoreAdmin`, with a file for each group
-//! of calls.
+//! [`DraftStoreHandle`] implements `refrain_rpc::DraftStore` and `refrain_rpc::StoreAdmin`, with a file for each
+//! group of calls.
 
 mod admin;
 mod append;

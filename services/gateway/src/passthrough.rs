@@ -1,7 +1,7 @@
 //! Requests that other servers answer: embeddings, images and the like, behind the keys and limits of this gateway.
 //!
-//! Nothing in a request or an answer is changed, but for what belongs to one connection and for keys. The `usage` of an
-//! answer is read, for bills. The route is in `http/passed.rs`.
+//! Nothing in a request or an answer is changed, but for what belongs to one connection and for keys. The `usage` of
+//! an answer is read, for bills. The route is in `http/passed.rs`.
 
 mod answer;
 mod heads;

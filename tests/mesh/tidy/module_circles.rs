@@ -1,9 +1,9 @@
 //! No two modules of a crate import each other, directly or through others, and no two folders beside each other do.
 //!
 //! A module is a file. A folder is a file with all modules below it. Module A imports module B if non-test code of A
-//! names an item that B defines, in a `use` declaration or in a path such as `crate::b::Item` or `child::Item`. Names are followed through re-exports to the
-//! file that defines them, so a re-export cannot hide a circle, and importing from a folder's root does not count as
-//! an import of the root if the root only re-exports the name.
+//! names an item that B defines, in a `use` declaration or in a path such as `crate::b::Item` or `child::Item`. Names
+//! are followed through re-exports to the file that defines them, so a re-export cannot hide a circle, and importing
+//! from a folder's root does not count as an import of the root if the root only re-exports the name.
 //!
 //! A folder's root may declare its children and re-export their names. A re-export counts as an import only if the
 //! root uses the name itself. So a root and its child make a circle only if the root uses an item of the child, and

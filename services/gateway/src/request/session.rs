@@ -41,8 +41,8 @@ impl ParsedRequest {
     }
 }
 
-/// The user and the session that a program names in one text, as `metadata.user_id` of Messages has it. It is the client's word, so
-/// it is a hint and no boundary.
+/// The user and the session that a program names in one text, as `metadata.user_id` of Messages has it. It is the
+/// client's word, so it is a hint and no boundary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NamedUser {
     pub(crate) user: Option<String>,

@@ -1,8 +1,8 @@
 //! OpenAI's Responses API: its bodies as bodies of chats, its answers, and the responses that are stored.
 //!
 //! `history` has the conversation as items, which is what bodies carry and what is stored. `store` is a table with
-//! limits; nothing is on disk, and each gateway has its own. `tools` has the names of tools, and `input_items` shows the
-//! input of a stored response.
+//! limits; nothing is on disk, and each gateway has its own. `tools` has the names of tools, and `input_items` shows
+//! the input of a stored response.
 
 mod echo;
 mod history;

@@ -84,8 +84,8 @@ impl ShownRoles {
         })
     }
 
-    /// The arrangements to try for a chat, one after the other: what the samples told, then what nearly every template shows,
-    /// then nothing but turns of the user and of the model.
+    /// The arrangements to try for a chat, one after the other: what the samples told, then what nearly every
+    /// template shows, then nothing but turns of the user and of the model.
     pub(super) fn attempts(self) -> [Self; 3] {
         let (system, tool) = (self.system, self.tool);
         let nothing = ShownRoles::default();

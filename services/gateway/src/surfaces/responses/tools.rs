@@ -75,8 +75,8 @@ impl CalledTool {
         }
     }
 
-    /// The text or arguments for the client's tool, by the arguments of a chat. Those that are not as they should be stay as
-    /// they are, since the client tells the model about them.
+    /// The text or arguments for the client's tool, by the arguments of a chat. Those that are not as they should be
+    /// stay as they are, since the client tells the model about them.
     pub(super) fn given(&self, arguments: &str) -> String {
         let parsed = || serde_json::from_str::<Value>(arguments).ok();
         let input = self.is_custom.then(parsed).flatten();
