@@ -49,7 +49,7 @@ pub trait WaitingLine {
     /// Makes an attempt, and further ones for as long as the limit is reached that may have room later.
     ///
     /// # Errors
-    /// Any other error of an attempt, or the end of the line's patience.
+    /// Any other error of an attempt, or the line's patience has ended.
     fn until_room<T>(
         &self,
         limit: Limit,
@@ -59,7 +59,7 @@ pub trait WaitingLine {
     /// Waits for the room of a request with so many choices.
     ///
     /// # Errors
-    /// The end of the line's patience.
+    /// The line's patience has ended.
     fn room(&self, choices: usize) -> impl Future<Output = Result<Self::Room, ApiError>>;
 }
 
@@ -112,7 +112,7 @@ impl GatewayHandle {
     /// can be carried out. It holds its room at the listener, if it has any.
     ///
     /// # Errors
-    /// What the request asks for cannot be done, or the end of the line's patience.
+    /// The request asks for what cannot be done, or the line's patience has ended.
     pub async fn enter<L: WaitingLine>(
         &self,
         mut request: ParsedRequest,

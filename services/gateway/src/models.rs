@@ -165,8 +165,13 @@ impl Model {
     }
 
     fn is_open_to(&self, tenant: &str) -> bool {
-        self.tenants.is_empty() || self.tenants.iter().any(|name| *name == *tenant)
+        is_open(&self.tenants, tenant)
     }
+}
+
+/// Whether something for these tenants, or for all if there are none, is open to a tenant.
+pub(crate) fn is_open(tenants: &[TenantName], tenant: &str) -> bool {
+    tenants.is_empty() || tenants.iter().any(|name| *name == *tenant)
 }
 
 /// The name of a parser that leaves the choice to the template and the special tokens.

@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use refrain_gateway::{
     ChoiceFigures, ChoiceProgress, GenerateRequest, OutputToken, RequestEvents, RequestSummary,
     SurfaceWriter, add_weight_spans, chosen, read_to_end, text, top, write_frame,
@@ -223,6 +222,7 @@ impl SglangWriter {
     }
 }
 
+#[async_trait]
 impl SurfaceWriter for SglangWriter {
     fn progress(&mut self, index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
         let at = index as usize;
@@ -245,14 +245,8 @@ impl SurfaceWriter for SglangWriter {
         Ok(b"data: [DONE]\n\n".to_vec())
     }
 
-    fn collect<'a>(
-        self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a,
-    {
-        SglangWriter::collect(*self, events).boxed()
+    async fn collect(self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
+        SglangWriter::collect(*self, events).await
     }
 }
 

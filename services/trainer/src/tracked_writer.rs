@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use refrain_gateway::{ChoiceProgress, RequestEvents, RequestSummary, SurfaceWriter};
 use refrain_protocol::ApiError;
 
@@ -32,6 +31,7 @@ impl TrackedWriter {
     }
 }
 
+#[async_trait]
 impl SurfaceWriter for TrackedWriter {
     fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
         self.writer.begin()
@@ -55,24 +55,15 @@ impl SurfaceWriter for TrackedWriter {
         self.writer.keep_alive()
     }
 
-    fn collect<'a>(
-        self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a,
-    {
+    async fn collect(self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
         let TrackedWriter {
             writer,
             entry,
             _slots: slots,
         } = *self;
-        async move {
-            let body = writer.collect(events).await?;
-            entry.ended(entry.answered());
-            drop(slots);
-            Ok(body)
-        }
-        .boxed()
+        let body = writer.collect(events).await?;
+        entry.ended(entry.answered());
+        drop(slots);
+        Ok(body)
     }
 }

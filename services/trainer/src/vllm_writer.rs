@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use refrain_gateway::{
     ChoiceFigures, ChoiceProgress, GenerateRequest, OutputToken, RequestEvents, RequestSummary,
     SurfaceWriter, TokenNames, add_weight_spans, chat_logprobs, prompt_logprobs, read_to_end, text,
@@ -158,6 +157,7 @@ impl VllmWriter {
     }
 }
 
+#[async_trait]
 impl SurfaceWriter for VllmWriter {
     fn progress(&mut self, index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
         let at = index as usize;
@@ -193,14 +193,8 @@ impl SurfaceWriter for VllmWriter {
         Ok(frames)
     }
 
-    fn collect<'a>(
-        self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a,
-    {
-        VllmWriter::collect(*self, events).boxed()
+    async fn collect(self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
+        VllmWriter::collect(*self, events).await
     }
 }
 

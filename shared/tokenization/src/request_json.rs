@@ -44,16 +44,19 @@ impl JsonValue {
         JsonValue(Value::from_pairs(fields))
     }
 
-    /// This object with another value of a field that it has.
+    /// This object with another value of a field, which it keeps in its place.
     pub fn with(&self, field: &str, value: JsonValue) -> Self {
         let object = self.0.as_object();
         let pairs = object.and_then(|object| object.try_iter_pairs());
-        let pairs = pairs.into_iter().flatten();
-        let set = pairs.map(|(name, known)| match name.as_str() == Some(field) {
-            true => (name, value.0.clone()),
-            false => (name, known),
-        });
-        JsonValue(Value::from_pairs(set))
+        let mut fields: Vec<(Value, Value)> = pairs.into_iter().flatten().collect();
+        match fields
+            .iter_mut()
+            .find(|(name, _)| name.as_str() == Some(field))
+        {
+            Some((_, known)) => *known = value.0,
+            None => fields.push((Value::from(field), value.0)),
+        }
+        JsonValue(Value::from_pairs(fields))
     }
 
     /// The value, if this is true or false.

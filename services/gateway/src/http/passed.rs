@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use actix_web::http::StatusCode;
+use actix_web::http::header::CONTENT_TYPE;
 use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
 use refrain_accounts::NONE;
 use refrain_accounts::tenants::Caller;
 use refrain_accounts::tenants::file::KeyEndpoint;
@@ -15,6 +17,7 @@ use refrain_service_kit::http::AccessNote;
 use crate::http::state::{GatewayState, finish};
 use crate::models::unknown_model;
 use crate::passthrough::{PassedAnswer, PassedRequest, copy_answer, model_of};
+use crate::request::RequestReader;
 use crate::surfaces::Surface;
 
 /// Bytes of a JSON body for each token that is reserved in limits. The server tells the true number only later.
@@ -50,7 +53,14 @@ impl GatewayState {
     ) -> Result<HttpResponse, ApiError> {
         let admitted = self.admit(caller, request, payload, received).await?;
         let (mut ticket, mut quota) = (admitted.ticket, admitted.quota);
-        let model = model_of(request, &admitted.body);
+        let kind = request.headers().get(CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok().map(str::to_owned));
+        let read = move |_: &GatewayState, _: &RequestReader<'_>, body: Bytes| {
+            Ok((kind.and_then(|kind| model_of(&kind, &body)), body))
+        };
+        let (model, body) = self
+            .parse(&caller.tenant, admitted.body, received, read)
+            .await?;
         if model.as_ref().is_some_and(|model| !caller.may_use(model)) {
             return Err(unknown_model());
         }
@@ -62,12 +72,12 @@ impl GatewayState {
         note.note(|facts| facts.model = Some(counted.clone()));
         let class = RequestClass::Interactive;
         ticket.decide(class, 1)?;
-        let estimate = (admitted.body.len() / BYTES_A_TOKEN) as u64;
+        let estimate = (body.len() / BYTES_A_TOKEN) as u64;
         let reserved = quota
             .reserve(estimate, std::iter::once(0), received)
             .await?;
         let time = &self.relay.time;
-        let call = self.passthrough.call(&server, request, admitted.body);
+        let call = self.passthrough.call(&server, request, body);
         let answered = tokio::time::timeout(time.left(class, received), call).await;
         let answered = answered.map_err(|_| time.error(class))??;
         let status = StatusCode::from_u16(answered.status().as_u16());

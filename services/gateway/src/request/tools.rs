@@ -166,7 +166,8 @@ impl Tools {
     }
 }
 
-fn is_deferred(tool: &JsonValue) -> bool {
+/// Whether a program tells the model about a tool only later, so that it is not in the head of the prompt.
+pub(crate) fn is_deferred(tool: &JsonValue) -> bool {
     tool.get("defer_loading").and_then(|value| value.as_bool()) == Some(true)
 }
 

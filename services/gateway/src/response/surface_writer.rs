@@ -1,6 +1,6 @@
 //! The interface of all writers of answers, whatever their API.
 
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::ErrorBody;
 use serde::Serialize;
@@ -14,6 +14,7 @@ const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 ///
 /// Errors mean that a value cannot be written as JSON, which would be a fault of this service, unless a method says
 /// otherwise.
+#[async_trait]
 pub trait SurfaceWriter: Send {
     /// Writes the frames before all others.
     fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
@@ -40,12 +41,7 @@ pub trait SurfaceWriter: Send {
     }
 
     /// Collects all events and writes the whole answer as JSON. It fails as the request does.
-    fn collect<'a>(
-        self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a;
+    async fn collect(self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError>;
 }
 
 /// Reads the events of a request to its end, and passes on the progress of its choices. Returns its summary.

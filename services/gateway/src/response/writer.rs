@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use refrain_output_parsers::Event;
 use refrain_protocol::openai::{
     Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
@@ -436,6 +435,7 @@ impl AnswerWriter {
     }
 }
 
+#[async_trait]
 impl SurfaceWriter for AnswerWriter {
     fn progress(&mut self, index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
         AnswerWriter::progress(self, index, progress)
@@ -445,14 +445,8 @@ impl SurfaceWriter for AnswerWriter {
         AnswerWriter::done(self, summary)
     }
 
-    fn collect<'a>(
-        self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a,
-    {
-        AnswerWriter::collect(*self, events).boxed()
+    async fn collect(self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
+        AnswerWriter::collect(*self, events).await
     }
 }
 

@@ -17,6 +17,7 @@ use minijinja::value::{Value, ValueKind};
 
 use super::content_forms::{ContentForms, Render, SAMPLES, calling, joined, message, part};
 use super::template_input::pairs;
+use crate::JsonValue;
 
 /// The kinds of messages that a template shows as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,7 +113,7 @@ impl ShownRoles {
                     (text, Some(calls))
                 }
                 false if role == given => (message.clone(), None),
-                false => (with_fields(message, [("role", Value::from(role))]), None),
+                false => (with_field(message, "role", Value::from(role)), None),
             };
             is_changed |= more.is_some() || role != given;
             let last = arranged.last();
@@ -123,7 +124,7 @@ impl ShownRoles {
             };
             match arranged.last_mut().filter(|_| is_joined) {
                 Some(last) => {
-                    *last = with_fields(last, [("content", together(last, &one))]);
+                    *last = with_field(last, "content", together(last, &one));
                     is_changed = true;
                 }
                 None => arranged.push(one),
@@ -262,19 +263,9 @@ fn text_of(message: &Value) -> Option<String> {
     }
 }
 
-/// A message with other values of these fields, which it keeps in their places.
-fn with_fields<const N: usize>(message: &Value, set: [(&str, Value); N]) -> Value {
-    let mut fields = pairs(message);
-    for (name, value) in set {
-        match fields
-            .iter_mut()
-            .find(|(known, _)| known.as_str() == Some(name))
-        {
-            Some((_, known)) => *known = value,
-            None => fields.push((Value::from(name), value)),
-        }
-    }
-    Value::from_pairs(fields)
+/// A message with another value of a field.
+fn with_field(message: &Value, name: &str, value: Value) -> Value {
+    JsonValue(message.clone()).with(name, JsonValue(value)).0
 }
 
 /// The contents of two messages as one. Two texts have an empty line between them.
@@ -297,6 +288,6 @@ fn apart(message: &Value) -> (Value, Value) {
     let mut calls = pairs(message);
     // The reasoning came before the text.
     calls.retain(|(name, _)| matches!(name.as_str(), Some("role" | "content" | "tool_calls")));
-    let calls = with_fields(&Value::from_pairs(calls), [("content", Value::from(""))]);
+    let calls = with_field(&Value::from_pairs(calls), "content", Value::from(""));
     (Value::from_pairs(text), calls)
 }

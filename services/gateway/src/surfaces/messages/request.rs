@@ -7,7 +7,7 @@ use refrain_protocol::ApiError;
 use refrain_tokenization::JsonValue;
 use serde_json::json;
 
-use crate::request::{IMAGE_LEFT_OUT, NamedUser, read};
+use crate::request::{IMAGE_LEFT_OUT, NamedUser, is_deferred, read};
 use crate::surfaces::chat_body::{
     self, ChatBody, ChatCall, ChatMessage, ChatTool, add_line, refuse, shown, text_of, type_of,
     unsupported,
@@ -363,10 +363,6 @@ impl DeferredTools {
     fn definition(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
-}
-
-fn is_deferred(tool: &JsonValue) -> bool {
-    tool.get("defer_loading").and_then(|value| value.as_bool()) == Some(true)
 }
 
 fn tools(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {

@@ -1,9 +1,8 @@
 //! The answer to a request of Anthropic's Messages: the JSON of a whole one, or the events of a stream.
 
-use futures_util::FutureExt as _;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::{FinishReason, Usage};
 use refrain_service_kit::random;
@@ -191,6 +190,7 @@ impl MessagesWriter {
     }
 }
 
+#[async_trait]
 impl SurfaceWriter for MessagesWriter {
     fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
         let usage = Usage {
@@ -228,21 +228,12 @@ impl SurfaceWriter for MessagesWriter {
         PING
     }
 
-    fn collect<'a>(
-        mut self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a,
-    {
-        async move {
-            let summary = read_to_end(events, |_, progress| {
-                self.take(progress);
-            })
-            .await?;
-            Ok(self.whole(&summary.usage).to_string().into_bytes())
-        }
-        .boxed()
+    async fn collect(mut self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
+        let summary = read_to_end(events, |_, progress| {
+            self.take(progress);
+        })
+        .await?;
+        Ok(self.whole(&summary.usage).to_string().into_bytes())
     }
 }
 

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 use refrain_protocol::openai::{FinishReason, Usage};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::{clock, random};
@@ -333,6 +332,7 @@ impl ResponsesWriter {
     }
 }
 
+#[async_trait]
 impl SurfaceWriter for ResponsesWriter {
     fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
         let mut frames = Vec::new();
@@ -368,22 +368,13 @@ impl SurfaceWriter for ResponsesWriter {
         Ok(frames)
     }
 
-    fn collect<'a>(
-        mut self: Box<Self>,
-        events: &'a mut RequestEvents,
-    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
-    where
-        Self: 'a,
-    {
-        async move {
-            let summary = read_to_end(events, |_, progress| {
-                self.take(progress);
-            })
-            .await?;
-            let (_, response) = self.end(&summary.usage)?;
-            Ok(response.to_string().into_bytes())
-        }
-        .boxed()
+    async fn collect(mut self: Box<Self>, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
+        let summary = read_to_end(events, |_, progress| {
+            self.take(progress);
+        })
+        .await?;
+        let (_, response) = self.end(&summary.usage)?;
+        Ok(response.to_string().into_bytes())
     }
 }
 
