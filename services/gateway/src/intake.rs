@@ -4,7 +4,6 @@
 mod admission;
 mod admitted_request;
 mod bodies;
-mod content_encoding;
 mod form_check;
 mod tenant_counts;
 mod tokenizing;
@@ -14,7 +13,6 @@ mod unknown_fields;
 pub(crate) use admission::{Admission, AdmissionLimits, AdmissionTicket, ClassLimits};
 pub(crate) use admitted_request::AdmittedRequest;
 pub(crate) use bodies::{BodyLimits, BodyReader};
-pub(crate) use content_encoding::ContentEncoding;
 pub(crate) use form_check::{FormCheck, FormLimits, FormVerdict};
 pub(crate) use tokenizing::TokenizingLimiter;
 pub(crate) use tokenizing_threads::TokenizingThreads;

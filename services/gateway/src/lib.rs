@@ -62,7 +62,7 @@ pub use relay::{
 };
 pub use request::{
     GenerateRequest, ParsedRequest, RequestReader, SampleBody, SamplingFields, check_supported,
-    read,
+    read, session_of_heads,
 };
 pub use response::{
     SurfaceWriter, TokenNames, add_weight_spans, chat_logprobs, chosen, prompt_logprobs,

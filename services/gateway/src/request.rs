@@ -46,6 +46,7 @@ pub use other_fields::check_supported;
 pub(crate) use prompt::ContextWords;
 pub use samples::{SampleBody, SamplingFields};
 pub(crate) use session::NamedUser;
+pub use session::session_of_heads;
 pub(crate) use tools::is_deferred;
 
 /// The endpoint that was called, which decides the shape of the answer.

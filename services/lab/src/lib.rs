@@ -8,6 +8,7 @@
 //! The `refrain` binary calls this crate; no service does.
 
 pub mod analyze;
+mod approximate_tokenizer;
 pub mod bench;
 pub mod json_lines;
 mod page;

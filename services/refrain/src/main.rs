@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 use refrain::config::{Role, dev_keys};
 use refrain::health::{self, HealthArgs};
 use refrain::mesh_roles::{self, MeshArgs};
+use refrain::record::{self, RecordArgs};
 use refrain::serve::{self, ServiceArgs, UpArgs};
 use refrain::store::{self, StoreArgs};
 use refrain::tenants::{self, KeysArgs, TenantsArgs};
@@ -54,6 +55,8 @@ enum Command {
     Replay(ReplayOptions),
     /// Say for each workload and tenant of recorded calls whether drafting would help.
     Analyze(AnalyzeOptions),
+    /// Stand in front of a server and write its calls down, for `analyze`.
+    Record(RecordArgs),
     /// Simulate rollouts and conversations on several instances, and compare how they are scheduled.
     Simulate(Box<SimulateOptions>),
     /// Inspect, fill, verify or erase a draft store: a running one, or its directory.
@@ -80,6 +83,7 @@ fn main() -> anyhow::Result<()> {
         }
         Command::Replay(options) => replay::command(&options),
         Command::Analyze(options) => analyze::command(&options),
+        Command::Record(args) => record::run(args),
         Command::Simulate(options) => simulate::command(&options),
         Command::Store(args) => store::run(args),
         Command::Usage(args) => usage::run(*args),

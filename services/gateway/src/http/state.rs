@@ -15,12 +15,12 @@ use refrain_protocol::error::code;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::{self, millis};
-use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
+use refrain_service_kit::http::{AccessNote, ContentEncoding, HttpError, Readiness};
 
 use crate::config::GatewayTuning;
 use crate::intake::{
-    Admission, AdmissionTicket, BodyReader, ContentEncoding, FormCheck, TokenizingLimiter,
-    TokenizingThreads, UnknownFields,
+    Admission, AdmissionTicket, BodyReader, FormCheck, TokenizingLimiter, TokenizingThreads,
+    UnknownFields,
 };
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
@@ -168,7 +168,7 @@ impl GatewayState {
         // do.
         self.admission.check(tenant)?;
         let quota = self.accounts.begin(caller, received).await?;
-        let encoding = ContentEncoding::of(request)?;
+        let encoding = ContentEncoding::of(request.headers())?;
         let body = self
             .bodies
             .read(

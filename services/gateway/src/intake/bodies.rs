@@ -16,9 +16,9 @@ use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::http::ContentEncoding;
 use tokio::sync::Notify;
 
-use super::content_encoding::ContentEncoding;
 use super::rate_limited;
 use crate::metrics::GatewayMetrics;
 

@@ -2,29 +2,15 @@
 
 use actix_web::HttpResponseBuilder;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
-
-/// Heads that belong to one connection, and those that the next one gets of its own.
-const OF_CONNECTION: [&str; 10] = [
-    "connection",
-    "content-length",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
+use refrain_service_kit::http::is_of_connection;
 
 /// Heads of a request that end here: the caller's keys, and how the body was compressed. The answer comes plain, so
 /// that its usage can be read.
-const OF_CALLER: [&str; 6] = [
+const OF_CALLER: [&str; 5] = [
     "accept-encoding",
     "authorization",
     "content-encoding",
     "cookie",
-    "expect",
     "x-api-key",
 ];
 
@@ -35,7 +21,7 @@ pub(super) fn copy_request(
 ) -> reqwest::RequestBuilder {
     for (name, value) in heads {
         let name = name.as_str();
-        if !OF_CONNECTION.contains(&name) && !OF_CALLER.contains(&name) {
+        if !is_of_connection(name) && !OF_CALLER.contains(&name) {
             call = call.header(name, value.as_bytes());
         }
     }
@@ -46,7 +32,7 @@ pub(super) fn copy_request(
 pub(crate) fn copy_answer(heads: &reqwest::header::HeaderMap, response: &mut HttpResponseBuilder) {
     for (name, value) in heads {
         let name = name.as_str();
-        if OF_CONNECTION.contains(&name) || matches!(name, "set-cookie" | "date" | "server") {
+        if is_of_connection(name) || matches!(name, "set-cookie" | "date" | "server") {
             continue;
         }
         let name = HeaderName::from_bytes(name.as_bytes());

@@ -22,21 +22,25 @@ const SUBAGENT_HEAD: &str = "x-claude-code-agent-id";
 /// Longest name of a session, bytes, as for `session` in a body.
 const NAME_BYTES_MAX: usize = 256;
 
+/// The name of the conversation in the heads of a request.
+pub fn session_of_heads(heads: &HeaderMap) -> Option<String> {
+    let of_head = |name: &str| heads.get(name)?.to_str().ok();
+    let session = SESSION_HEADS.iter().find_map(|name| of_head(name))?;
+    Some(match of_head(SUBAGENT_HEAD) {
+        Some(agent) => format!("{session}/{agent}"),
+        None => session.to_owned(),
+    })
+}
+
 impl ParsedRequest {
     /// Takes the name of the conversation from the head of the request, or else from `prompt_cache_key`, if the body
     /// names no session. A name that is too long names none.
     pub(crate) fn name_session(&mut self, head: &HeaderMap) {
-        let of_head = |name: &str| head.get(name)?.to_str().ok();
         let is_name = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len());
         if self.session.is_some() {
             return;
         }
-        let named = SESSION_HEADS.iter().find_map(|name| of_head(name));
-        let session = named.map(|session| match of_head(SUBAGENT_HEAD) {
-            Some(agent) => format!("{session}/{agent}"),
-            None => session.to_owned(),
-        });
-        let session = session.filter(is_name);
+        let session = session_of_heads(head).filter(is_name);
         self.session = session.or_else(|| self.prompt_cache_key.take().filter(is_name));
     }
 }

@@ -2,8 +2,7 @@
 
 use std::io::{self, Read};
 
-use actix_web::HttpRequest;
-use actix_web::http::header::CONTENT_ENCODING;
+use actix_web::http::header::{CONTENT_ENCODING, HeaderMap};
 use brotli_decompressor::Decompressor;
 use flate2::bufread::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use refrain_protocol::ApiError;
@@ -20,26 +19,36 @@ const BROTLI_BUFFER_BYTES: usize = 4_096;
 
 /// The encoding of a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ContentEncoding {
+pub enum ContentEncoding {
+    /// Not compressed.
     #[default]
     Identity,
+    /// `gzip`, of one or several members.
     Gzip,
+    /// `deflate`, with zlib's frame or without.
     Deflate,
+    /// `br`.
     Brotli,
+    /// `zstd`.
     Zstd,
 }
 
 impl ContentEncoding {
-    /// The encoding that the head of a request names.
+    /// The encoding that the heads of a request or an answer name.
     ///
     /// # Errors
     /// `InvalidRequest` for any other, and for several at once.
-    pub(crate) fn of(request: &HttpRequest) -> Result<Self, ApiError> {
-        let Some(named) = request.headers().get(CONTENT_ENCODING) else {
-            return Ok(ContentEncoding::Identity);
-        };
-        let named = named.to_str().unwrap_or_default().trim();
-        Ok(match named.to_ascii_lowercase().as_str() {
+    pub fn of(heads: &HeaderMap) -> Result<Self, ApiError> {
+        let named = heads.get(CONTENT_ENCODING);
+        Self::named(named.map_or("", |named| named.to_str().unwrap_or_default()))
+    }
+
+    /// The encoding of this name; an empty one stands for none.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn named(named: &str) -> Result<Self, ApiError> {
+        Ok(match named.trim().to_ascii_lowercase().as_str() {
             "" | "identity" => ContentEncoding::Identity,
             "gzip" | "x-gzip" => ContentEncoding::Gzip,
             "deflate" => ContentEncoding::Deflate,
@@ -58,7 +67,7 @@ impl ContentEncoding {
     ///
     /// # Errors
     /// The decoder cannot be made.
-    pub(super) fn reader(self, body: &[u8]) -> io::Result<Option<Box<dyn Read + '_>>> {
+    pub fn reader(self, body: &[u8]) -> io::Result<Option<Box<dyn Read + '_>>> {
         Ok(Some(match self {
             ContentEncoding::Identity => return Ok(None),
             ContentEncoding::Gzip => Box::new(MultiGzDecoder::new(body)),

@@ -1,0 +1,193 @@
+//! Writes calls to a file, on a thread of its own, so that no answer waits for a disk.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use anyhow::Context;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::proxy::Exchange;
+
+/// Calls that wait for the writer. Later ones are left out.
+const WAITING_CALLS_MAX: usize = 256;
+const WAITING_BYTES_MAX: usize = 256 << 20;
+
+/// Callers that get a number of their own; all others share the last one.
+const CALLERS_MAX: usize = 10_000;
+
+/// When there is enough.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Enough {
+    pub(super) calls: u64,
+    pub(super) bytes: u64,
+}
+
+/// What was written, and what was not.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Written {
+    pub(super) calls: u64,
+    pub(super) bytes: u64,
+    /// Calls that are not in the file, by reason.
+    pub(super) left_out: BTreeMap<&'static str, u64>,
+    /// Whether there is enough. Further calls only pass through.
+    pub(super) is_enough: bool,
+    /// The error that ended the writing.
+    pub(super) error: Option<String>,
+}
+
+/// The way to the file. Clones share it.
+#[derive(Clone)]
+pub(super) struct RecordWriter {
+    /// `None` once it is closed.
+    queue: Arc<Mutex<Option<SyncSender<Exchange>>>>,
+    waiting_bytes: Arc<AtomicUsize>,
+    written: Arc<Mutex<Written>>,
+}
+
+impl RecordWriter {
+    /// Starts the thread. It ends once there is enough, or the writer is closed.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(super) fn start(
+        file: File,
+        enough: Enough,
+        told: impl FnOnce(&Written) + Send + 'static,
+    ) -> anyhow::Result<(Self, JoinHandle<()>)> {
+        let (queue, exchanges) = sync_channel(WAITING_CALLS_MAX);
+        let writer = RecordWriter {
+            queue: Arc::new(Mutex::new(Some(queue))),
+            waiting_bytes: Arc::default(),
+            written: Arc::default(),
+        };
+        let (waiting_bytes, written) = (writer.waiting_bytes.clone(), writer.written.clone());
+        let thread = std::thread::Builder::new().name("recorder".into());
+        let thread = thread.spawn(move || {
+            let mut lines = Lines {
+                file: BufWriter::new(file),
+                callers: HashMap::new(),
+                enough,
+            };
+            let result = lines.write_all(&exchanges, &waiting_bytes, &written);
+            let mut written = written.lock();
+            written.error = result.err().map(|error| format!("{error:#}"));
+            told(&written);
+        });
+        Ok((writer, thread.context("there is no thread for the file")?))
+    }
+
+    /// Hands a call over. It never waits: a call for which there is no room is left out.
+    pub(super) fn write(&self, exchange: Exchange) {
+        if self.written.lock().is_enough {
+            return;
+        }
+        let bytes = exchange.bytes();
+        let waiting = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let sent = |queue: &SyncSender<Exchange>| queue.try_send(exchange).is_ok();
+        let is_taken = waiting <= WAITING_BYTES_MAX && self.queue.lock().as_ref().is_some_and(sent);
+        if !is_taken {
+            self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.leave_out("the disk was too slow");
+        }
+    }
+
+    pub(super) fn leave_out(&self, reason: &'static str) {
+        *self.written.lock().left_out.entry(reason).or_default() += 1;
+    }
+
+    /// Takes no further call. The thread ends when those that wait are written.
+    pub(super) fn close(&self) {
+        self.queue.lock().take();
+    }
+}
+
+impl Exchange {
+    fn bytes(&self) -> usize {
+        self.request.lock().len() + self.answer.len()
+    }
+
+    /// The call as one JSON object: request and response as they were, with what their heads say.
+    ///
+    /// # Errors
+    /// The reason for which it is left out.
+    fn record(&self, caller: Option<String>) -> Result<Value, &'static str> {
+        if !(200..300).contains(&self.status) {
+            return Err("an answer that is an error");
+        }
+        let request = self.request.lock().json()?;
+        let response = self.answer.json()?;
+        Ok(json!({
+            "at_ms": self.at_ms,
+            "duration_ms": self.duration_ms,
+            "first_ms": self.first_ms,
+            "endpoint": self.path,
+            "session": self.session,
+            "tenant": caller,
+            "request": request,
+            "response": response,
+        }))
+    }
+}
+
+/// The lines of the file.
+struct Lines {
+    file: BufWriter<File>,
+    /// Numbers of callers, by the hash of their key.
+    callers: HashMap<u64, usize>,
+    enough: Enough,
+}
+
+impl Lines {
+    /// Writes calls until there are enough, or no more come.
+    fn write_all(
+        &mut self,
+        exchanges: &Receiver<Exchange>,
+        waiting_bytes: &AtomicUsize,
+        written: &Mutex<Written>,
+    ) -> anyhow::Result<()> {
+        while let Ok(exchange) = exchanges.recv() {
+            let bytes = exchange.bytes();
+            let record = exchange.record(self.caller(exchange.caller));
+            waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            match record {
+                Err(reason) => *written.lock().left_out.entry(reason).or_default() += 1,
+                Ok(record) => {
+                    let bytes = self.write(&record).context("the file cannot be written")?;
+                    let mut written = written.lock();
+                    written.calls += 1;
+                    written.bytes += bytes;
+                    if written.calls >= self.enough.calls || written.bytes >= self.enough.bytes {
+                        written.is_enough = true;
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a line. Whoever reads the file meanwhile sees whole calls.
+    fn write(&mut self, record: &Value) -> std::io::Result<u64> {
+        let mut line = serde_json::to_vec(record)?;
+        line.push(b'\n');
+        self.file.write_all(&line)?;
+        self.file.flush()?;
+        Ok(line.len() as u64)
+    }
+
+    /// The name of a caller. Keys are in no file, and neither are their hashes.
+    fn caller(&mut self, hash: Option<u64>) -> Option<String> {
+        let next = self.callers.len() + 1;
+        let number = match self.callers.len() < CALLERS_MAX {
+            true => *self.callers.entry(hash?).or_insert(next),
+            false => self.callers.get(&hash?).copied().unwrap_or(CALLERS_MAX),
+        };
+        Some(format!("key-{number}"))
+    }
+}
