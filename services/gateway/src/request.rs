@@ -17,13 +17,14 @@ mod samples;
 mod session;
 mod tools;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use refrain_accounts::tenants::Caller;
 use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
-use refrain_protocol::engine::{OutputForm, Sampling};
+use refrain_protocol::engine::{OutputForm, Sampling, TextForm};
 use refrain_protocol::openai::Parameters;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
@@ -150,6 +151,9 @@ pub struct ParsedRequest {
     pub(crate) form_sources: Vec<FormSource>,
     /// The form that takes the place of that in `sampling` where a schema that need not hold cannot be compiled.
     pub(crate) loose_form: Option<Box<OutputForm>>,
+    /// The form that holds the texts of tools to their grammars. It takes the place of that in `sampling` where it can
+    /// be compiled.
+    pub(crate) tight_form: Option<Box<BoundOutput>>,
     /// Most tokens of a chunk that the request asks for; `None`: it has no wish.
     pub(crate) chunk_tokens: Option<u32>,
     /// The signal by which a trainer aborts the request. `None`: it is not a trainer's, and nobody aborts it.
@@ -167,6 +171,8 @@ pub struct RequestReader<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) models: &'a Models,
     pub(crate) limits: &'a GatewayTuning,
+    /// The grammars of the texts that tools take as their only argument, by the names of the tools.
+    pub(crate) grammars: Option<&'a HashMap<String, TextForm>>,
     /// The words of refusals for lack of context.
     pub(crate) context_words: ContextWords,
 }
@@ -222,13 +228,16 @@ impl ParsedRequest {
         request.answers_function_call = tools.are_functions;
         request.names_call = tools.demand == CallDemand::Named;
         let is_open = parsing::reasoning_is_open(&request.model, &tokens);
-        let bound = bound_output::bound_chat(&tools, asked_form, &request.model, is_open)?;
-        let calls_are_bound = bound.as_ref().is_some_and(|bound| bound.binds_calls);
-        request.bind(bound);
+        let model = &request.model;
+        let bound = bound_output::bound_chat(&tools, asked_form.clone(), model, is_open)?;
+        let held = |_: &&_| reader.models.compiles_forms(model);
+        let held = reader.grammars.filter(held);
+        let held = held.and_then(|grammars| tools.with_grammars(grammars));
+        let tight = held.map(|tools| bound_output::bound_chat(&tools, asked_form, model, is_open));
+        // A model whose format cannot express it only reads the grammars.
+        request.tight_form = tight.and_then(Result::ok).flatten().map(Box::new);
         request.parsing = parsing::options(tools, &request.model, is_open, request.is_stream);
-        if let Some(parsing) = &mut request.parsing {
-            parsing.calls_are_bound = calls_are_bound;
-        }
+        request.bind(bound);
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens = room.output_limit("messages", tokens.len(), asked, fallback)?;
@@ -389,6 +398,7 @@ impl ParsedRequest {
             names_call: false,
             form_sources: Vec::new(),
             loose_form: None,
+            tight_form: None,
             chunk_tokens: None,
             abort: None,
             model,
@@ -398,14 +408,20 @@ impl ParsedRequest {
 
     /// Binds the output to a form.
     fn bind(&mut self, bound: Option<BoundOutput>) {
-        if let Some(BoundOutput {
-            form, parts, loose, ..
-        }) = bound
-        {
-            self.sampling.form = Some(Box::new(form));
-            self.form_sources = parts;
-            self.loose_form = loose.map(Box::new);
+        if let Some(bound) = bound {
+            self.sampling.form = Some(Box::new(bound.form));
+            self.form_sources = bound.parts;
+            self.loose_form = bound.loose.map(Box::new);
+            if let Some(parsing) = &mut self.parsing {
+                parsing.calls_are_bound = bound.binds_calls;
+            }
         }
+    }
+
+    /// Holds the texts of tools to their grammars, as `tight_form` says.
+    pub(crate) fn tighten_form(&mut self) {
+        let tight = self.tight_form.take();
+        self.bind(tight.map(|tight| *tight));
     }
 
     /// An error of an engine, with the client's own field where it is about the form of the output.
@@ -438,7 +454,11 @@ impl ParsedRequest {
 
     /// Gives the places of a form's parts the names that they have in another API.
     pub(crate) fn rename_form_places(&mut self, renamed: impl Fn(ApiError) -> ApiError) {
-        for source in &mut self.form_sources {
+        let tight = self
+            .tight_form
+            .iter_mut()
+            .flat_map(|tight| &mut tight.parts);
+        for source in self.form_sources.iter_mut().chain(tight) {
             let place = std::mem::take(&mut source.place);
             source.place = renamed(ApiError::invalid(&*place, ""))
                 .param

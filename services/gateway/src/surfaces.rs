@@ -106,7 +106,11 @@ impl Surface {
             }
             Surface::Responses | Surface::ResponsesCount => {
                 let (chat, echo) = responses::to_chat(body, reader.tenant, stored)?;
-                let read = ParsedRequest::chat(chat, reader);
+                let reader = RequestReader {
+                    grammars: Some(echo.grammars()),
+                    ..*reader
+                };
+                let read = ParsedRequest::chat(chat, &reader);
                 let mut request = read.map_err(|error| echo.renamed(error))?;
                 request.rename_form_places(|error| echo.renamed(error));
                 (request, AnswerShape::Responses(Box::new(echo)))

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use crate::GrammarError;
 use crate::limits::GrammarLimits;
 use crate::literal::literal;
+use crate::reader::Reader;
 
 /// Deepest nesting of parentheses.
 const DEPTH_MAX: usize = 100;
@@ -42,23 +43,24 @@ pub(crate) fn to_lark(text: &str, limits: &GrammarLimits) -> Result<String, Gram
         );
         return Err(GrammarError::refused(reason));
     }
-    let mut reader = Reader {
-        rest: text,
-        text,
+    let mut reader = EbnfReader {
+        text: Reader::new(text),
         depth: 0,
     };
     let mut rules: Vec<(String, Alternatives)> = Vec::new();
     let mut places = HashMap::new();
     reader.skip(true);
-    while !reader.rest.is_empty() {
+    while !reader.text.rest.is_empty() {
         let name = reader.name()?;
-        if !reader.take("::=") {
-            return Err(reader.fault("a rule is written as: name ::= ..."));
+        if !reader.text.take("::=") {
+            return Err(reader.text.fault("a rule is written as: name ::= ..."));
         }
         reader.skip(true);
         let body = reader.alternatives()?;
         if places.insert(name.clone(), rules.len()).is_some() {
-            return Err(reader.fault("a rule before this place has the name of another"));
+            return Err(reader
+                .text
+                .fault("a rule before this place has the name of another"));
         }
         rules.push((name, body));
         reader.skip(true);
@@ -220,56 +222,32 @@ impl Writer<'_> {
     }
 }
 
-struct Reader<'a> {
-    text: &'a str,
-    rest: &'a str,
+struct EbnfReader<'a> {
+    text: Reader<'a>,
     depth: usize,
 }
 
-impl Reader<'_> {
-    fn fault(&self, reason: &str) -> GrammarError {
-        let before = &self.text[..self.text.len() - self.rest.len()];
-        let line = before.matches('\n').count() + 1;
-        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-        GrammarError::at(format!("line {line}, column {column}"), reason)
-    }
-
-    fn take(&mut self, text: &str) -> bool {
-        match self.rest.strip_prefix(text) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn next(&mut self) -> Option<char> {
-        let next = self.rest.chars().next()?;
-        self.rest = &self.rest[next.len_utf8()..];
-        Some(next)
-    }
-
+impl EbnfReader<'_> {
     /// Skips white space and comments; with `lines`, ends of lines as well.
     fn skip(&mut self, lines: bool) {
         loop {
             let is_space = |c: char| c.is_whitespace() && (lines || c != '\n');
-            self.rest = self.rest.trim_start_matches(is_space);
-            if !self.rest.starts_with('#') {
+            self.text.take_while(is_space);
+            if self.text.peek() != Some('#') {
                 return;
             }
-            self.rest = &self.rest[self.rest.find('\n').unwrap_or(self.rest.len())..];
+            self.text.take_while(|c| c != '\n');
         }
     }
 
     fn name(&mut self) -> Result<String, GrammarError> {
         let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
-        let len = self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
-        if len == 0 {
-            return Err(self.fault("these characters are not part of the language"));
+        let name = self.text.take_while(is_part).to_owned();
+        if name.is_empty() {
+            return Err(self
+                .text
+                .fault("these characters are not part of the language"));
         }
-        let name = self.rest[..len].to_owned();
-        self.rest = &self.rest[len..];
         self.skip(false);
         Ok(name)
     }
@@ -279,31 +257,30 @@ impl Reader<'_> {
         loop {
             self.skip(self.depth > 0);
             // A line that begins with | goes on with the rule.
-            let mut ahead = Reader { ..*self };
+            let mut ahead = EbnfReader { ..*self };
             ahead.skip(true);
-            if ahead.take("|") {
-                self.rest = ahead.rest;
+            if ahead.text.take("|") {
+                self.text = ahead.text;
                 self.skip(true);
                 alternatives.push(Vec::new());
                 continue;
             }
-            let Some(next) = self
-                .rest
-                .chars()
-                .next()
-                .filter(|next| !matches!(next, '\n' | ')'))
-            else {
+            let next = self.text.peek();
+            let Some(next) = next.filter(|next| !matches!(next, '\n' | ')')) else {
                 return Ok(alternatives);
             };
             let atom = match next {
-                '"' => Atom::Text(self.string()?),
+                '"' => {
+                    self.text.next();
+                    Atom::Text(literal(&self.text.string()?))
+                }
                 '[' => Atom::Text(self.class()?),
                 '.' => {
-                    self.next();
+                    self.text.next();
                     Atom::Text("/(?s:.)/".to_owned())
                 }
                 '(' => {
-                    self.next();
+                    self.text.next();
                     Atom::Group(self.group()?)
                 }
                 _ => Atom::Name(self.name()?),
@@ -317,30 +294,32 @@ impl Reader<'_> {
 
     fn group(&mut self) -> Result<Alternatives, GrammarError> {
         if self.depth >= DEPTH_MAX {
-            return Err(self.fault("the grammar nests too deeply"));
+            return Err(self.text.fault("the grammar nests too deeply"));
         }
         self.depth += 1;
         let body = self.alternatives()?;
         self.depth -= 1;
-        match self.take(")") {
+        match self.text.take(")") {
             true => Ok(body),
-            false => Err(self.fault("a parenthesis is not closed")),
+            false => Err(self.text.fault("a parenthesis is not closed")),
         }
     }
 
     fn repeat(&mut self) -> Result<String, GrammarError> {
         for operator in ["*", "+", "?"] {
-            if self.take(operator) {
+            if self.text.take(operator) {
                 return Ok(operator.to_owned());
             }
         }
-        if !self.take("{") {
+        if !self.text.take("{") {
             return Ok(String::new());
         }
-        let Some(end) = self.rest.find('}') else {
-            return Err(self.fault("a repetition is written as {m}, {m,} or {m,n}"));
+        let Some(end) = self.text.rest.find('}') else {
+            return Err(self
+                .text
+                .fault("a repetition is written as {m}, {m,} or {m,n}"));
         };
-        let (range, rest) = (&self.rest[..end], &self.rest[end + 1..]);
+        let (range, rest) = (&self.text.rest[..end], &self.text.rest[end + 1..]);
         let number = |text: &str| {
             text.trim()
                 .parse::<u32>()
@@ -354,63 +333,53 @@ impl Reader<'_> {
         };
         match (least, most) {
             (Some(least), Some(most)) if most > 0 && least <= most => {
-                self.rest = rest;
+                self.text.rest = rest;
                 Ok(match most {
                     u32::MAX => format!("{{{least},}}"),
                     most => format!("{{{least},{most}}}"),
                 })
             }
             _ => Err(self
+                .text
                 .fault("a repetition is written as {m}, {m,} or {m,n}, with numbers up to 10000")),
-        }
-    }
-
-    fn string(&mut self) -> Result<String, GrammarError> {
-        self.next();
-        let mut text = String::new();
-        loop {
-            match self.rest.chars().next() {
-                Some('"') => {
-                    self.next();
-                    return Ok(literal(&text));
-                }
-                None | Some('\n') => return Err(self.fault("a string is not closed")),
-                Some(_) => text.push(self.character()?),
-            }
         }
     }
 
     /// A class of characters as a regular expression, in which every character is escaped.
     fn class(&mut self) -> Result<String, GrammarError> {
-        self.next();
+        self.text.next();
         let mut class = "/[".to_owned();
-        if self.take("^") {
+        if self.text.take("^") {
             class.push('^');
         }
         let empty = class.len();
         loop {
-            match self.rest.chars().next() {
+            match self.text.peek() {
                 Some(']') if class.len() > empty => {
-                    self.next();
+                    self.text.next();
                     class.push_str("]/");
                     return Ok(class);
                 }
                 None | Some('\n' | ']') => {
-                    return Err(self.fault("a class of characters is empty or not closed"));
+                    return Err(self
+                        .text
+                        .fault("a class of characters is empty or not closed"));
                 }
                 Some(_) => {}
             }
-            let from = self.character()?;
-            let is_range = self.rest.starts_with('-') && !self.rest.starts_with("-]");
+            let from = self.text.character()?;
+            let is_range = self.text.rest.starts_with('-') && !self.text.rest.starts_with("-]");
             let to = match is_range {
                 true => {
-                    self.next();
-                    self.character()?
+                    self.text.next();
+                    self.text.character()?
                 }
                 false => from,
             };
             if to < from {
-                return Err(self.fault("a range of characters has its end before its beginning"));
+                return Err(self
+                    .text
+                    .fault("a range of characters has its end before its beginning"));
             }
             let _ = write!(
                 class,
@@ -419,35 +388,5 @@ impl Reader<'_> {
                 u32::from(to)
             );
         }
-    }
-
-    /// A character of a string or class, which may be escaped.
-    fn character(&mut self) -> Result<char, GrammarError> {
-        let next = self.next();
-        if next != Some('\\') {
-            return next.ok_or_else(|| self.fault("the grammar ends here"));
-        }
-        let Some(escaped) = self.next() else {
-            return Err(self.fault("the grammar ends here"));
-        };
-        let digits = match escaped {
-            'n' => return Ok('\n'),
-            'r' => return Ok('\r'),
-            't' => return Ok('\t'),
-            'x' => 2,
-            'u' => 4,
-            'U' => 8,
-            other if !other.is_alphanumeric() => return Ok(other),
-            _ => return Err(self.fault("this escape is not known")),
-        };
-        let code = self
-            .rest
-            .get(..digits)
-            .and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        let Some(character) = code.and_then(char::from_u32) else {
-            return Err(self.fault("this escape names no character"));
-        };
-        self.rest = &self.rest[digits..];
-        Ok(character)
     }
 }

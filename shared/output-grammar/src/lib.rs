@@ -27,6 +27,8 @@
 //! | `schema.rs` | JSON schemas before they are compiled: limits, keywords that are refused, the style of the JSON. |
 //! | `weight.rs` | What the merging of a schema's parts costs. |
 //! | `ebnf.rs` | Grammars in EBNF become Lark. |
+//! | `pattern.rs` | Grammars that do not refer to themselves become regular expressions. |
+//! | `reader.rs` | The text of a grammar as it is read. |
 //! | `place.rs` | Where in a form an error is. |
 //! | `testing.rs` | Forms that are built to cost much, from a seed. |
 //! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
@@ -45,7 +47,9 @@ mod literal;
 mod mask;
 mod matcher;
 mod parser;
+mod pattern;
 mod place;
+mod reader;
 mod schema;
 mod shares;
 mod size;
@@ -67,6 +71,7 @@ pub use error::GrammarError;
 pub use limits::GrammarLimits;
 pub use mask::TokenMask;
 pub use matcher::Matcher;
+pub use pattern::text_pattern;
 pub use stop::StopSignal;
 
 /// A token id, as everywhere in the mesh.

@@ -11,6 +11,7 @@ mod budgets;
 mod caching;
 mod calls;
 mod grammars;
+mod patterns;
 mod refusals;
 mod walks;
 

@@ -154,7 +154,8 @@ impl GatewayState {
         }
         // Other engines judge a form by themselves, and may know more than these grammars, or less.
         if self.models.compiles_forms(&request.model) {
-            if self.forms.check(request).await? == FormVerdict::CompilesLoosely {
+            let is_tight = self.forms.tighten(request).await;
+            if !is_tight && self.forms.check(request).await? == FormVerdict::CompilesLoosely {
                 request.loosen_form();
             }
         } else if request.sampling.form.is_some()

@@ -91,6 +91,26 @@ impl FormCheck {
         }
     }
 
+    /// Holds the texts of a request's tools to their grammars, if their form can be compiled. The request goes on
+    /// without that otherwise, and then returns false.
+    pub(crate) async fn tighten(&self, request: &mut ParsedRequest) -> bool {
+        let Some(tight) = request.tight_form.as_deref() else {
+            return false;
+        };
+        let (form, parts) = (&tight.form, &tight.parts);
+        if form.text.text_bytes() > self.bytes_max {
+            return false;
+        }
+        match self.compile(request, form, None, parts).await {
+            Ok(_) => request.tighten_form(),
+            Err(error) => {
+                tracing::debug!(%error, "no output can be held to the grammars of these tools");
+                return false;
+            }
+        }
+        true
+    }
+
     /// Checks the form of a request, if it has one.
     ///
     /// # Errors
@@ -107,6 +127,19 @@ impl FormCheck {
             let place = FormSource::place_of_all(&request.form_sources);
             return Err(at(place, &GrammarError::Refused(reason)));
         }
+        let loose = request.loose_form.as_deref();
+        self.compile(request, form, loose, &request.form_sources)
+            .await
+    }
+
+    /// Compiles a form of a request, or else `loose`.
+    async fn compile(
+        &self,
+        request: &ParsedRequest,
+        form: &OutputForm,
+        loose: Option<&OutputForm>,
+        sources: &[FormSource],
+    ) -> Result<FormVerdict, ApiError> {
         // Another tenant must not learn from the time of a call that this one used the form before.
         let namespace = request.model.namespace(&request.tenant).id();
         if let Some(Ok(())) = request.model.grammars.known(namespace, form) {
@@ -138,8 +171,8 @@ impl FormCheck {
         gauge.inc();
         let asked = AskedForm {
             form: form.clone(),
-            loose: request.loose_form.as_deref().cloned(),
-            sources: request.form_sources.clone(),
+            loose: loose.cloned(),
+            sources: sources.to_vec(),
             model: request.model.clone(),
             tenant: TenantId::of(&request.tenant),
         };

@@ -49,6 +49,7 @@ fn parsed(parse: Parse, models: &Models, body: Vec<u8>) -> Result<ParsedRequest,
         tenant: "tenant",
         models,
         limits: &GatewayTuning::default(),
+        grammars: None,
         context_words: super::ContextWords::OpenAi,
     };
     parse(Bytes::from(body), &reader)

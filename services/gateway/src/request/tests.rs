@@ -79,6 +79,7 @@ fn read_chat(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiError> {
         tenant: "a",
         models,
         limits: &GatewayTuning::default(),
+        grammars: None,
         context_words: super::ContextWords::OpenAi,
     };
     ParsedRequest::chat(body, &reader)
@@ -93,6 +94,7 @@ fn read_completion(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiErr
         tenant: "a",
         models,
         limits: &GatewayTuning::default(),
+        grammars: None,
         context_words: super::ContextWords::OpenAi,
     };
     ParsedRequest::completion(body, &reader, None, Some(COMPLETION_MAX_TOKENS))

@@ -1,8 +1,13 @@
 //! The tools of a chat: which ones the template shows, and which calls the client expects.
 
+use std::collections::HashMap;
+
+use refrain_output_grammar::text_pattern;
 use refrain_output_parsers::Tool;
 use refrain_protocol::ApiError;
+use refrain_protocol::engine::TextForm;
 use refrain_tokenization::{JsonList, JsonValue};
+use serde_json::{Map, Value};
 
 use super::body::ChatFields;
 use super::refusal::{invalid, unsupported};
@@ -27,7 +32,7 @@ pub(super) struct Tools {
 }
 
 /// A tool that may be called.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct CallableTool {
     pub(super) tool: Tool,
     /// Whether the client wants its arguments to be valid by its schema.
@@ -151,6 +156,38 @@ impl Tools {
             true => "functions",
             false => "tools",
         }
+    }
+
+    /// The same tools to be called, with a grammar in the schema of each that has one. `None` if none has, or none
+    /// can be written so: the model then only reads it.
+    pub(super) fn with_grammars(&self, grammars: &HashMap<String, TextForm>) -> Option<Tools> {
+        let mut callable = self.callable.clone();
+        let mut has_one = false;
+        for CallableTool {
+            tool, is_strict, ..
+        } in &mut callable
+        {
+            let pattern = match grammars.get(&tool.name).map(text_pattern) {
+                None => continue,
+                Some(Ok(pattern)) => pattern,
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "no output can be held to the grammar of a tool");
+                    continue;
+                }
+            };
+            let properties = tool.parameters.get_mut("properties");
+            let properties = properties.and_then(Value::as_object_mut);
+            let arguments = properties.into_iter().flat_map(Map::values_mut);
+            for argument in arguments.filter_map(Value::as_object_mut) {
+                argument.insert("pattern".to_owned(), pattern.as_str().into());
+            }
+            (*is_strict, has_one) = (true, true);
+        }
+        has_one.then_some(Tools {
+            shown: None,
+            callable,
+            ..*self
+        })
     }
 
     /// Refuses tools that the model would never see.
@@ -308,7 +345,7 @@ fn function_choice(choice: &JsonValue) -> Result<Choice, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

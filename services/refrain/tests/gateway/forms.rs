@@ -1,7 +1,11 @@
 //! Forms of outputs: what a worker is asked for, and how the answers to forced calls end.
 
+use std::sync::Arc;
+
 use refrain_gateway::{GatewayConfig, ModelConfig};
+use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{ArgumentsForm, CallsForm, OutputForm, TextForm};
+use refrain_tokenization::testing::byte_level_files;
 use serde_json::{Value, json};
 
 use crate::mesh::{Bench, WITH_TOOLS, chat, config};
@@ -261,6 +265,97 @@ async fn a_forced_call_does_without_a_schema_that_is_not_strict_and_cannot_be_co
     assert_eq!(
         arguments(&calls(asked(&bench))),
         [any.clone(), closed(), any]
+    );
+}
+
+/// Whether a form allows the whole text and then its end.
+fn allows(form: &OutputForm, text: &str) -> bool {
+    let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+    let (size, end) = (tokenizer.vocab_size(), tokenizer.token_id("<|im_end|>"));
+    let limits = GrammarLimits::default();
+    let compiler = GrammarCompiler::new(tokenizer.clone(), size, &[end.unwrap()], limits).unwrap();
+    let mut matcher = compiler.compile(form).unwrap().matcher();
+    let tokens = tokenizer.encode_trusted(text).unwrap();
+    let allowed = matcher.advance_while_allowed(&tokens).unwrap();
+    allowed == tokens.len() && matcher.may_end().unwrap()
+}
+
+#[tokio::test]
+async fn the_text_of_a_custom_tool_is_held_to_its_grammar() {
+    let bench = Bench::with(with_tools()).await;
+    let call = |name: &str, input: &str| {
+        let call = format!("{{\"input\": {}}}", json!(input));
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {call}}}\n</tool_call>")
+    };
+    let patch = "*** Begin Patch\n*** Add File: a\n+say \"hi\"\n*** End Patch";
+    bench.mesh.reply(&call("apply_patch", patch));
+    let custom = |name: &str, syntax: &str, definition: &str| {
+        let format = json!({"type": "grammar", "syntax": syntax, "definition": definition});
+        json!({"type": "custom", "name": name, "format": format})
+    };
+    let patches = custom(
+        "apply_patch",
+        "lark",
+        "start: \"*** Begin Patch\" LF add+ \"*** End Patch\" LF?\n\
+         add: \"*** Add File: \" /(.+)/ LF line+\n\
+         line: \"+\" /(.*)/ LF -> line\n%import common.LF",
+    );
+    let digits = custom("digits", "regex", "^\\d+$");
+    let nested = custom("nested", "lark", "start: \"(\" start? \")\"");
+    let plain = json!({"type": "function", "name": "look", "parameters": schema()});
+    let body = |tools: &[&Value], choice: Value| json!({"model": "tiny", "input": "a", "tools": tools, "tool_choice": choice});
+    let ask = async |tools: &[&Value], choice: Value| {
+        let (status, answer) = bench.json("/v1/responses", &body(tools, choice)).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["output"][0]["input"], patch, "{answer}");
+        asked(&bench)
+    };
+    let tools = [&patches, &digits, &nested, &plain];
+    // Other engines know other grammars.
+    assert_eq!(ask(&tools, json!("auto")).await, None);
+    compile_forms(&bench).await;
+    let free = ask(&tools, json!("auto")).await.unwrap();
+    let forced = ask(&tools, json!("required")).await.unwrap();
+    let named = json!({"type": "custom", "name": "apply_patch"});
+    let named = ask(&tools, named).await.unwrap();
+    for form in [&free, &forced, &named] {
+        assert!(allows(form, &call("apply_patch", patch)));
+        for wrong in [
+            "",
+            "no",
+            &patch[1..],
+            &patch.replace("+", "-"),
+            &patch[..patch.len() - 3],
+        ] {
+            assert!(!allows(form, &call("apply_patch", wrong)), "{wrong}");
+        }
+    }
+    for (form, others) in [(&free, true), (&forced, true), (&named, false)] {
+        assert_eq!(allows(form, &call("digits", "42")), others);
+        assert!(!allows(form, &call("digits", "x")));
+        assert_eq!(allows(form, &call("nested", "any")), others);
+    }
+    assert!(allows(&free, "Hi.") && !allows(&forced, "Hi."));
+    // Nothing is held where no grammar can be, and nothing is refused.
+    let odd = custom("apply_patch", "regex", "(?=a)b");
+    let long = custom("apply_patch", "regex", &"a".repeat(20_000));
+    let large = custom("apply_patch", "regex", "(.{1,900}x){1,900}");
+    let nested = custom("apply_patch", "lark", "start: \"(\" start? \")\"");
+    for tool in [&nested, &odd, &long, &large] {
+        assert_eq!(ask(&[tool], json!("auto")).await, None, "{tool}");
+    }
+    let form = ask(&[&odd, &plain], json!("required")).await.unwrap();
+    assert!(allows(&form, &call("apply_patch", "any")));
+    // A schema that the client wants to hold is still refused with its place.
+    let bad = json!({"type": "object", "properties": {"a": {"not": {}}}});
+    let strict = json!({"type": "function", "name": "f", "parameters": bad, "strict": true});
+    let body = body(&[&patches, &strict], json!("auto"));
+    let (status, error) = bench.json("/v1/responses", &body).await;
+    let param = error["error"]["param"].as_str();
+    assert_eq!(
+        (status, param),
+        (400, Some("tools[1].parameters.properties.a.not")),
+        "{error}"
     );
 }
 

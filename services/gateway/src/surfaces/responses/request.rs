@@ -1,10 +1,12 @@
 //! The body of OpenAI's Responses as the body of a chat.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use refrain_protocol::ApiError;
+use refrain_protocol::engine::TextForm;
 use refrain_tokenization::JsonValue;
 use serde_json::json;
 
@@ -115,6 +117,11 @@ pub(in crate::surfaces) fn to_chat(
 }
 
 impl Echo {
+    /// The grammars of the texts that tools take, by the names of the tools in a chat.
+    pub(in crate::surfaces) fn grammars(&self) -> &HashMap<String, TextForm> {
+        &self.tools.grammars
+    }
+
     /// An error of the chat with the name that its field has here.
     pub(in crate::surfaces) fn renamed(&self, error: ApiError) -> ApiError {
         chat_body::renamed(self.tools.renamed(error), &RENAMED)

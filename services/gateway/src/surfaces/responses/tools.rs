@@ -2,13 +2,15 @@
 //!
 //! * The functions of a `namespace` are called `namespace__name` in a chat, as with vLLM and LiteLLM. Answers and the
 //!   conversation have both names apart, as the client gave them: Codex refuses calls of names that it did not give.
-//! * A `custom` tool takes a text. In a chat it is a function with one argument.
+//! * A `custom` tool takes a text. In a chat it is a function with one argument. The model reads the grammar of the
+//!   text in the description, and the output is held to it where that is possible.
 //! * Tools that OpenAI runs itself, such as `web_search`, are left out. A choice that forces one is refused.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use refrain_protocol::ApiError;
+use refrain_protocol::engine::TextForm;
 use refrain_tokenization::JsonValue;
 use serde_json::{Value, json};
 
@@ -56,6 +58,8 @@ pub(super) struct ToolNames {
     tools: HashMap<String, CalledTool>,
     /// The place in the body of each function of the chat.
     places: Vec<String>,
+    /// The grammars of the texts that custom tools take, by the names of the tools in a chat.
+    pub(super) grammars: HashMap<String, TextForm>,
 }
 
 impl CalledTool {
@@ -189,48 +193,58 @@ fn function(
         namespace: namespace.map(str::to_owned),
         is_custom,
     };
+    let chat_name = called.chat_name();
     let name = names.add(called, place)?;
     if !is_custom {
         return Ok(Some(ChatTool::function(name, tool, "parameters")));
     }
-    let definition = custom_definition(tool, place)?;
+    let (definition, grammar) = custom_definition(tool, place)?;
+    names
+        .grammars
+        .extend(grammar.map(|grammar| (chat_name, grammar)));
     Ok(Some(ChatTool::function(name, &definition, "parameters")))
 }
 
-/// A custom tool as the definition of a function. The model reads the grammar of its text in the description.
-fn custom_definition(tool: &JsonValue, place: &str) -> Result<JsonValue, ApiError> {
+/// A custom tool as the definition of a function, and the grammar of its text. The model reads that in the
+/// description.
+fn custom_definition(
+    tool: &JsonValue,
+    place: &str,
+) -> Result<(JsonValue, Option<TextForm>), ApiError> {
     let mut description = match tool.get("description") {
         Some(_) => text_of(tool, "description", place)?,
         None => String::new(),
     };
     let format = tool.get("format").unwrap_or_default();
-    match type_of(&format, "text").as_str() {
-        "text" => {}
+    let grammar = match type_of(&format, "text").as_str() {
+        "text" => None,
         "grammar" => {
             let place = format!("{place}.format");
             let syntax = text_of(&format, "syntax", &place)?;
             let definition = text_of(&format, "definition", &place)?;
-            let kind = match syntax.as_str() {
-                "lark" => "Lark grammar",
-                "regex" => "regular expression",
+            let (kind, form): (_, fn(String) -> TextForm) = match syntax.as_str() {
+                "lark" => ("Lark grammar", TextForm::Lark),
+                "regex" => ("regular expression", TextForm::Regex),
                 _ => return refuse(&format!("{place}.syntax"), "must be lark or regex"),
             };
             if !description.is_empty() {
                 description.push_str("\n\n");
             }
             description.push_str(&format!("The input follows this {kind}:\n{definition}"));
+            Some(form(definition))
         }
         _ => return refuse(&format!("{place}.format.type"), "must be text or grammar"),
-    }
+    };
     let parameters = json!({
         "type": "object", "properties": {INPUT: {"type": "string"}},
         "required": [INPUT], "additionalProperties": false,
     });
     let parameters = serde_json::from_value(parameters).map_err(ApiError::internal)?;
-    Ok(JsonValue::object([
+    let definition = JsonValue::object([
         ("description", JsonValue::from(description.as_str())),
         ("parameters", parameters),
-    ]))
+    ]);
+    Ok((definition, grammar))
 }
 
 /// The number of a type of tools that run elsewhere.
