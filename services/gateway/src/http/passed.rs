@@ -7,7 +7,6 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::CONTENT_TYPE;
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
-use refrain_accounts::NONE;
 use refrain_accounts::tenants::Caller;
 use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::ApiError;
@@ -31,16 +30,9 @@ pub(crate) async fn pass(
 ) -> HttpResponse {
     let received = Instant::now();
     let gateway = gateway.into_inner();
-    let caller = match gateway.caller_at(&request, KeyEndpoint::Passthrough).await {
-        Ok(caller) => caller,
-        Err(error) => {
-            gateway.count_refused(NONE, &error);
-            return finish(Surface::Chat, received, Err(error));
-        }
-    };
-    let passed = gateway.pass(&caller, &request, payload, received).await;
-    let passed = passed.inspect_err(|error| gateway.count_refused(&caller.tenant, error));
-    finish(Surface::Chat, received, passed)
+    let pass = async |caller: &Caller| gateway.pass(caller, &request, payload, received).await;
+    let passed = gateway.for_caller(&request, KeyEndpoint::Passthrough, pass);
+    finish(Surface::Chat, received, passed.await)
 }
 
 impl GatewayState {

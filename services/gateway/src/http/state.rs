@@ -136,12 +136,29 @@ impl GatewayState {
         Ok(caller)
     }
 
+    /// Does work for the caller of a request to an endpoint, and counts a request that is refused.
+    ///
+    /// # Errors
+    /// Those of the work, and of [`GatewayState::caller_at`].
+    pub(super) async fn for_caller<T>(
+        &self,
+        request: &HttpRequest,
+        endpoint: KeyEndpoint,
+        work: impl AsyncFnOnce(&Caller) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let caller = self.caller_at(request, endpoint).await;
+        let caller = caller.inspect_err(|error| self.count_refused(NONE, error))?;
+        let done = work(&caller).await;
+        done.inspect_err(|error| self.count_refused(&caller.tenant, error))
+    }
+
     /// The objects by which the bodies of a tenant are read.
     fn reader<'a>(&'a self, tenant: &'a str) -> RequestReader<'a> {
         RequestReader {
             tenant,
             models: &self.models,
             limits: &self.tuning,
+            grammars: None,
             context_words: ContextWords::OpenAi,
         }
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use refrain_accounts::NONE;
+use refrain_accounts::tenants::Caller;
 use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::openai::JsonObject;
 use refrain_protocol::{ApiError, TokenId};
@@ -114,23 +115,17 @@ async fn carry_out(
 ) -> HttpResponse {
     let received = Instant::now();
     let gateway = gateway.into_inner();
-    let mut tenant = NONE.to_owned();
-    let outcome = async {
-        let caller = gateway.caller_at(request, endpoint).await?;
-        tenant = caller.tenant.to_string();
-        let admitted = gateway.admit(&caller, request, payload, received).await?;
+    let answer = async |caller: &Caller| {
+        let admitted = gateway.admit(caller, request, payload, received).await?;
         let answer = gateway
             .parse(&caller.tenant, admitted.body, received, read)
             .await?;
         drop((admitted.ticket, admitted.quota));
+        gateway.metrics.ended(&caller.tenant, NONE, "200");
         Ok(HttpResponse::Ok().json(answer))
     };
-    let outcome = outcome.await;
-    match &outcome {
-        Ok(_) => gateway.metrics.ended(&tenant, NONE, "200"),
-        Err(error) => gateway.count_refused(&tenant, error),
-    }
-    finish(surface, received, outcome)
+    let answered = gateway.for_caller(request, endpoint, answer);
+    finish(surface, received, answered.await)
 }
 
 fn tokenized(

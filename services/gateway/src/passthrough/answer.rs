@@ -1,4 +1,5 @@
-//! The body of an answer on its way to the caller. The usage that it tells is counted at its end.
+//! The body of an answer on its way to the caller. It is counted at its end, with the usage that it tells. One that
+//! breaks off is counted as an error, and one whose caller leaves as such.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,8 +10,8 @@ use futures_util::stream::{BoxStream, unfold};
 use futures_util::{Stream, StreamExt as _};
 use refrain_accounts::tenants::{Caller, QuotaTicket};
 use refrain_accounts::{AccountedRequest, Accounts};
-use refrain_protocol::ApiError;
 use refrain_protocol::usage::UsageCounts;
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{AccessNote, HttpError};
 use serde_json::Value;
 
@@ -65,13 +66,6 @@ impl PassedAnswer {
     pub(crate) fn into_stream(self) -> impl Stream<Item = Result<Bytes, HttpError>> {
         unfold(self, |mut answer| async move {
             let next = tokio::time::timeout_at(answer.until, answer.pieces.next()).await;
-            let failed = |detail: String| {
-                let message = "the answer of the server behind this route broke off";
-                HttpError::from(
-                    ApiError::new(refrain_protocol::ErrorKind::Upstream, message)
-                        .with_detail(detail),
-                )
-            };
             match next {
                 Ok(Some(Ok(piece))) => {
                     answer.keep_end(&piece);
@@ -81,8 +75,8 @@ impl PassedAnswer {
                     answer.close().await;
                     None
                 }
-                Ok(Some(Err(error))) => Some((Err(failed(error.to_string())), answer)),
-                Err(_) => Some((Err(failed("it took too long".to_owned())), answer)),
+                Ok(Some(Err(error))) => Some((Err(answer.break_off(error.to_string())), answer)),
+                Err(_) => Some((Err(answer.break_off("it took too long".to_owned())), answer)),
             }
         })
     }
@@ -94,14 +88,23 @@ impl PassedAnswer {
         }
     }
 
+    /// Counts the request as one whose answer broke off.
+    fn break_off(&mut self, detail: String) -> HttpError {
+        let message = "the answer of the server behind this route broke off";
+        let error = ApiError::new(ErrorKind::Upstream, message).with_detail(detail);
+        if let Some((request, _)) = self.open.take() {
+            request.note.failed(&error);
+            request.count(&error.kind.status().to_string());
+        }
+        HttpError::from(error)
+    }
+
     /// Counts the request.
     async fn close(&mut self) {
         let Some((request, quota)) = self.open.take() else {
             return;
         };
-        let tenant = &request.caller.tenant;
-        let status = request.status.as_str();
-        request.metrics.ended(tenant, &request.model, status);
+        request.count(request.status.as_str());
         let usage = usage_of(&self.end).filter(|_| request.status.is_success());
         let Some((input_tokens, output_tokens)) = usage else {
             return;
@@ -109,6 +112,7 @@ impl PassedAnswer {
         request
             .note
             .note(|facts| facts.tokens = Some((input_tokens, output_tokens)));
+        let tenant = &request.caller.tenant;
         let series = request.metrics.series(tenant, &request.model, true);
         series
             .seconds
@@ -139,6 +143,22 @@ impl PassedAnswer {
                 account.meter().settle().await;
             }
             Err(error) => tracing::error!(%error, "the usage of a passed request was not counted"),
+        }
+    }
+}
+
+impl PassedRequest {
+    fn count(&self, status: &str) {
+        let tenant = &self.caller.tenant;
+        self.metrics.ended(tenant, &self.model, status);
+    }
+}
+
+impl Drop for PassedAnswer {
+    fn drop(&mut self) {
+        if let Some((request, _)) = &self.open {
+            // Its caller went away.
+            request.count("499");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use refrain_gateway::{GatewayConfig, PassthroughConfig};
 use serde_json::{Value, json};
 
@@ -26,6 +26,18 @@ async fn upstream(request: HttpRequest, body: Bytes) -> HttpResponse {
     });
     if request.query_string() == "fail" {
         return HttpResponse::build(StatusCode::IM_A_TEAPOT).json(seen);
+    }
+    let broken = async {
+        // The beginning is on its way by then.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Err(actix_web::error::ErrorInternalServerError("gone"))
+    };
+    if ["break", "endless"].contains(&request.query_string()) {
+        let begin = stream::iter([Ok(Bytes::from_static(b"data: {}\n\n"))]);
+        return match request.query_string() {
+            "break" => HttpResponse::Ok().streaming(begin.chain(stream::once(broken))),
+            _ => HttpResponse::Ok().streaming(begin.chain(stream::pending())),
+        };
     }
     if request.query_string() != "stream" {
         return HttpResponse::Ok()
@@ -162,6 +174,34 @@ async fn other_methods_paths_and_failures_come_through() {
         .map(|card| &card["id"])
         .collect();
     assert_eq!(ids, ["tiny", "bge"]);
+}
+
+#[tokio::test]
+async fn answers_that_do_not_come_to_their_end_are_counted() {
+    let bench = Bench::with(with(&start())).await;
+    let ask = async |query: &str| {
+        let url = format!("{}/v1/embeddings?{query}", bench.url);
+        let request = bench.client.post(url).bearer_auth("sk-acme");
+        let mut answer = request.json(&json!({"model": "bge"})).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.chunk().await.unwrap().unwrap(), "data: {}\n\n");
+        answer
+    };
+    let counted = async |status: u16| {
+        let labels = format!("tenant=\"acme\",model=\"bge\",status=\"{status}\"");
+        let line = format!("refrain_gateway_requests_total{{{labels}}}");
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        while bench.metric(&line) < 1.0 && std::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(bench.metric(&line), 1.0, "{line}");
+    };
+    let mut broken = ask("break").await;
+    assert!(broken.chunk().await.is_err());
+    counted(502).await;
+    // This caller leaves.
+    drop(ask("endless").await);
+    counted(499).await;
 }
 
 #[tokio::test]
