@@ -27,6 +27,7 @@ use experiments::Experiment;
 use workloads::WorkloadSorter;
 
 pub use alpha::{AlphaChoice, FixedAlpha};
+pub(crate) use entropy::{ENTROPY_BANDS, empirical_entropy_bits};
 pub use html::html;
 pub use options::AnalyzeOptions;
 pub use report::{AnalyzeReport, WorkloadReport};

@@ -2,7 +2,7 @@
 //!
 //! Read [`replay`] first: it decodes recorded calls on a model of an engine. [`analyze`] says for which workloads and
 //! tenants drafting would help, [`mod@bench`] measures a running mesh, and [`simulate`] compares how
-//! requests are scheduled. [`json_lines`] reads trace files;
+//! requests are scheduled. [`paper`] repeats the experiments of papers. [`json_lines`] reads trace files;
 //! [`progress`] and [`text_table`] are what commands print.
 //!
 //! The `refrain` binary calls this crate; no service does.
@@ -12,6 +12,7 @@ mod approximate_tokenizer;
 pub mod bench;
 pub mod json_lines;
 mod page;
+pub mod paper;
 pub mod progress;
 pub mod replay;
 pub mod simulate;

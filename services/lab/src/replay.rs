@@ -16,6 +16,7 @@
 //! Counts and modelled times depend on the traces and settings alone; other times are those of this machine.
 
 mod account;
+mod breakdown;
 mod clock;
 mod counts;
 mod eagle3;
@@ -31,6 +32,7 @@ mod report;
 mod serve;
 mod setup;
 mod shared_indexes;
+mod sweep;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trace;
@@ -38,9 +40,10 @@ mod window;
 
 use crate::progress::ProgressLine;
 use crate::text_table::print_report;
-use trace::{Traces, tokenizer};
+use trace::{RecordedCall, Traces, tokenizer};
 
 pub use account::Reliability;
+pub use breakdown::{Breakdown, LengthRow};
 pub use clock::DurationsUs;
 pub use eagle3::Eagle3;
 pub use engine_model::EngineModel;
@@ -57,6 +60,7 @@ pub use report::{PolicyReport, ReplayReport, SourceCounts};
 pub(crate) use serve::Tally;
 pub(crate) use setup::{Outcome, Setup, worker_rules};
 pub use shared_indexes::SharedIndexSizes;
+pub use sweep::{Sweep, SweepKey, SweepReport, SweepRow};
 pub use window::Window;
 
 /// Runs `refrain replay`, and prints its report.
@@ -65,6 +69,16 @@ pub use window::Window;
 /// As [`run`].
 pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
     let line = ProgressLine::default();
+    if let Some(sweep) = &options.sweep {
+        let report = sweep.run(options, |options, done| {
+            run(options, |progress| {
+                let share = done + progress.share / sweep.len() as f64;
+                ReplayProgress { share, ..progress }.show_on(&line);
+            })
+        })?;
+        drop(line);
+        return Ok(print_report(&report, options.json, SweepReport::table)?);
+    }
     let report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
     Ok(print_report(&report, options.json, |report| {
@@ -96,6 +110,7 @@ pub fn run(
     let replay_one = |run: usize, progress: &dyn Fn(ReplayProgress)| {
         let (policy, concurrency) = runs[run];
         let known = Traces::new(&options.warm, tokenizer.clone())?;
+        let known = known.take(options.warm_docs.unwrap_or(usize::MAX));
         let traces = Traces::new(&options.traces, tokenizer.clone())?;
         let reading = traces.progress();
         let docs_max = options.docs.unwrap_or(usize::MAX);
@@ -106,6 +121,21 @@ pub fn run(
     };
     let outcomes = run_in_parallel(order, replay_one, progress)?;
     Ok(ReplayReport::new(options, &outcomes))
+}
+
+/// Replays calls that are in memory by one policy, after those that are known, at the first number of requests. The
+/// files that the options name are not read.
+pub(crate) fn replay_in_memory(
+    options: &ReplayOptions,
+    policy: Policy,
+    known: &[RecordedCall],
+    calls: &[RecordedCall],
+) -> anyhow::Result<Outcome> {
+    let options = options.settled();
+    options.check()?;
+    let setup = options.setup()?.with(policy, options.concurrency[0]);
+    let known = known.iter().cloned().map(Ok);
+    setup.replay(known, calls.iter().cloned().map(Ok), |_| {})
 }
 
 /// The replays to run. Most of the report is about the first; the others are compared. Plain decoding is always among

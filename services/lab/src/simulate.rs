@@ -10,6 +10,7 @@
 //! A simulation depends on its options alone, not on this machine.
 
 mod conversations;
+mod course;
 mod decoding;
 mod desk;
 mod drafting;
@@ -38,10 +39,12 @@ use anyhow::Context;
 use crate::progress::ProgressLine;
 use crate::text_table::print_report;
 
+pub use course::Moment;
 pub use options::{
     DraftRule, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy,
 };
 pub use presets::WorkloadPreset;
+pub(crate) use random::Random;
 pub use report::{KvBounds, RunReport, SimulateReport, Spread, WorkloadReport};
 pub use seeds::run;
 pub use shape::Shape;

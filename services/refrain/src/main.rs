@@ -11,6 +11,7 @@ use refrain::tenants::{self, KeysArgs, TenantsArgs};
 use refrain::usage::{self, UsageArgs};
 use refrain_lab::analyze::{self, AnalyzeOptions};
 use refrain_lab::bench::{self, BenchOptions};
+use refrain_lab::paper::{self, PaperOptions};
 use refrain_lab::replay::{self, ReplayOptions};
 use refrain_lab::simulate::{self, SimulateOptions};
 
@@ -59,6 +60,8 @@ enum Command {
     Record(RecordArgs),
     /// Simulate rollouts and conversations on several instances, and compare how they are scheduled.
     Simulate(Box<SimulateOptions>),
+    /// Repeat an experiment of a paper, with the published figures beside.
+    Paper(PaperOptions),
     /// Inspect, fill, verify or erase a draft store: a running one, or its directory.
     Store(StoreArgs),
     /// Print the usage of tenants, keys and models, for bills, or erase that of a tenant.
@@ -85,6 +88,7 @@ fn main() -> anyhow::Result<()> {
         Command::Analyze(options) => analyze::command(&options),
         Command::Record(args) => record::run(args),
         Command::Simulate(options) => simulate::command(&options),
+        Command::Paper(options) => paper::command(&options),
         Command::Store(args) => store::run(args),
         Command::Usage(args) => usage::run(*args),
     }

@@ -2,15 +2,19 @@
 
 use refrain_suffix_index::Token;
 
-/// Longest pattern, tokens. A longer one hardly ever has more than one continuation.
+/// Longest pattern, tokens: that of the published suffix trees.
 const PATTERN_TOKENS_MAX: usize = 64;
 
-/// Mean entropy of the next token in bits, over the inner nodes of the outputs' suffix tree. These are the patterns
-/// with more than one continuation, and the empty pattern; each is weighted by how often it is continued.
+/// How to read it, with the workloads of the paper and those of docs/benchmarks.md in mind.
+pub(crate) const ENTROPY_BANDS: &str = "Entropy below about 1 bit is text that says the same again and again; up to \
+    about 2.5 it keeps to a form, as code and tool calls do; above that it hardly repeats.";
+
+/// Mean entropy of the next token in bits, over all nodes of the outputs' suffix tree that occur more than once. Each
+/// pattern is weighted by how often it is continued, also where that is certain.
 ///
-/// The paper names neither the base nor the nodes that count, so its figures are not comparable with these. About a
-/// hundred outputs are enough. `None` if there is no token.
-pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
+/// About a hundred outputs are enough. The paper does not name its logarithm, so its figures may be in other units.
+/// `None` if there is no token.
+pub(crate) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
     let mut suffixes: Vec<&[Token]> = outputs
         .iter()
         .flat_map(|output| (0..output.len()).map(|at| &output[at..]))
@@ -34,14 +38,12 @@ pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
             }
             first += same;
         }
-        if len == 0 || counts.len() > 1 {
-            let total = (to - from) as f64;
-            bits += counts
-                .iter()
-                .map(|&count| surprise_bits(count, total))
-                .sum::<f64>();
-            weight += total;
-        }
+        let total = (to - from) as f64;
+        bits += counts
+            .iter()
+            .map(|&count| surprise_bits(count, total))
+            .sum::<f64>();
+        weight += total;
     }
     (weight > 0.0).then(|| bits / weight)
 }
@@ -66,8 +68,10 @@ mod tests {
         assert_eq!(entropy(&[]), None);
         assert_eq!(entropy(&[&[], &[]]), None);
         assert_eq!(entropy(&[&[7; 10]]), Some(0.0));
-        // Two tokens in turns: only the empty pattern has two continuations, which is one bit.
-        assert_eq!(entropy(&[&[1, 2, 1, 2, 1, 2]]), Some(1.0));
+        // Two tokens in turns: only the empty pattern has two continuations, which is one bit for 6 tokens. Patterns of
+        // one to four tokens that occur more than once are continued 3 + 2, 2 + 2, 2 + 1 and 1 times.
+        let found = entropy(&[&[1, 2, 1, 2, 1, 2]]).expect("there are tokens");
+        assert!((found - 6.0 / 19.0).abs() < 1e-12, "{found}");
         // The empty pattern has 4 tokens; token 1 continues with 2 or 3, which is one bit and 2 tokens.
         let found = entropy(&[&[1, 2], &[1, 3]]).expect("there are tokens");
         let root = (2.0 * 1.0 + 1.0 * 2.0 + 1.0 * 2.0) / 4.0;

@@ -9,6 +9,7 @@ use refrain_speculation::router::Threshold;
 use serde::Serialize;
 
 use super::alpha::ALPHAS;
+use super::entropy::ENTROPY_BANDS;
 use crate::replay::{
     DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, worker_rules,
 };
@@ -103,7 +104,7 @@ impl AnalyzeOptions {
              at most {} tokens, as far as it pays. Tokens per step are those of column `at {}`. GB/month assumes {} output tokens per \
              second. The alphas {tried} were tried under `goodput` on at most the first {} calls of each \
              row. The last column is the line to set for a worker with so many requests at once: a fixed alpha only where \
-             it gains more than 1 % over `auto`.",
+             it gains more than 1 % over `auto`. {ENTROPY_BANDS}",
             self.engine_model,
             params.max_spec_tokens,
             self.concurrency[0],

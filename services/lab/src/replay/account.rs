@@ -17,7 +17,7 @@ pub(crate) struct Account {
     /// Tokens beside the accepted ones: one a step, but none where a recording ends with an accepted token.
     pub(super) bonus_tokens: u64,
     /// Steps in which the head drafted.
-    pub(super) head_steps: u64,
+    pub(crate) head_steps: u64,
     buckets: [Bucket; BUCKETS],
 }
 

@@ -21,7 +21,7 @@ impl Spent {
         done
     }
 
-    pub(super) fn us_per_token(&self) -> Option<f64> {
+    pub(crate) fn us_per_token(&self) -> Option<f64> {
         (self.tokens > 0).then(|| self.time.as_secs_f64() * 1e6 / self.tokens as f64)
     }
 
@@ -64,7 +64,7 @@ impl Durations {
     }
 
     /// `None` if nothing was counted.
-    pub(super) fn us(&self) -> Option<DurationsUs> {
+    pub(crate) fn us(&self) -> Option<DurationsUs> {
         (self.count > 0).then(|| DurationsUs {
             mean: self.sum.as_secs_f64() * 1e6 / self.count as f64,
             p50: self.quantile_us(0.5),

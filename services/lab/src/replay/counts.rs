@@ -19,14 +19,14 @@ pub(crate) struct Acceptance {
 }
 
 impl Acceptance {
-    /// Counts one step.
-    pub(crate) fn record(&mut self, drafted: usize, accepted: usize, emitted: usize) {
-        *self += Acceptance {
+    /// The counts of one step.
+    pub(crate) fn of_step(drafted: usize, accepted: usize, emitted: usize) -> Self {
+        Acceptance {
             steps: 1,
             drafted: drafted as u64,
             accepted: accepted as u64,
             emitted: emitted as u64,
-        };
+        }
     }
 
     /// The counts since `earlier`, an earlier state of these counters.
@@ -39,6 +39,11 @@ impl Acceptance {
         }
     }
 
+    /// A sum over the steps, per step; `None` without steps.
+    pub(crate) fn per_step(&self, sum: f64) -> Option<f64> {
+        (self.steps > 0).then(|| sum / self.steps as f64)
+    }
+
     /// Accepted draft tokens per draft token; `None` without draft tokens.
     pub(crate) fn acceptance_rate(&self) -> Option<f64> {
         (self.drafted > 0).then(|| self.accepted as f64 / self.drafted as f64)
@@ -46,7 +51,7 @@ impl Acceptance {
 
     /// Tokens per step, including the target's own (tau in papers); `None` without steps.
     pub(crate) fn accepted_length(&self) -> Option<f64> {
-        (self.steps > 0).then(|| self.emitted as f64 / self.steps as f64)
+        self.per_step(self.emitted as f64)
     }
 }
 
@@ -66,16 +71,9 @@ pub(crate) struct AcceptanceTable {
 }
 
 impl AcceptanceTable {
-    /// Counts one step.
-    pub(crate) fn record(
-        &mut self,
-        (source, scope): (Source, Scope),
-        drafted: usize,
-        accepted: usize,
-        emitted: usize,
-    ) {
-        let counts = self.cells.entry((source, scope)).or_default();
-        counts.record(drafted, accepted, emitted);
+    /// Adds the counts of a step.
+    pub(crate) fn record(&mut self, (source, scope): (Source, Scope), counts: Acceptance) {
+        *self.cells.entry((source, scope)).or_default() += counts;
     }
 
     /// The counters of all sources that had a step.
@@ -107,9 +105,9 @@ mod tests {
             (Source::Suffix, Scope::Group),
             (Source::None, Scope::Request),
         );
-        table.record(none, 0, 0, 1);
-        table.record(group, 8, 3, 4);
-        table.record(group, 4, 0, 1);
+        table.record(none, Acceptance::of_step(0, 0, 1));
+        table.record(group, Acceptance::of_step(8, 3, 4));
+        table.record(group, Acceptance::of_step(4, 0, 1));
         let seen: Vec<_> = table
             .iter()
             .map(|(source, scope, counts)| ((source, scope), rates(counts)))

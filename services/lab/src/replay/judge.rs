@@ -101,6 +101,8 @@ pub(crate) struct Judge {
     router: Router<usize>,
     /// The guard holds drafts back in the step under way.
     withholds: bool,
+    /// Nothing is drafted in steps of more requests than this.
+    off_above_batch: Option<usize>,
     /// Drafted and accepted tokens of the head.
     head: Acceptance,
     /// How often the token at each position of a draft is accepted, for Seer's rule.
@@ -143,10 +145,17 @@ impl Judge {
             judging,
             router,
             withholds: false,
+            off_above_batch: None,
             head: Acceptance::default(),
             positions: Positions::default(),
             account: Account::default(),
         }
+    }
+
+    /// The same judge, which drafts nothing in steps of more requests than this.
+    pub(crate) fn off_above(mut self, batch: Option<usize>) -> Self {
+        self.off_above_batch = batch;
+        self
     }
 
     /// Whether the head's tokens are right where the output of this call has come so far.
@@ -172,9 +181,12 @@ impl Judge {
     /// Chooses for all requests of a step together.
     pub(crate) fn choose(&mut self, mut requests: Vec<DraftRequest>) -> Vec<DraftChoice> {
         let batch = requests.len() as u32;
-        let is_routed = self.judging.policy == Policy::Goodput;
+        let is_off = self
+            .off_above_batch
+            .is_some_and(|most| requests.len() > most);
+        let is_routed = self.judging.policy == Policy::Goodput && !is_off;
         self.withholds = is_routed && self.router.withholds(batch, false);
-        if self.withholds {
+        if self.withholds || is_off {
             // A worker looks for nothing then.
             for request in &mut requests {
                 request.found = None;
@@ -205,6 +217,7 @@ impl Judge {
             let offer = offers.remove(&number);
             let draft = match &offer {
                 Some(offer) => offered(offer),
+                None if is_off => StepDraft::Plain,
                 None => self.by_itself(prospect.whole().as_deref(), room as usize),
             };
             room = room.saturating_sub(draft.tokens() as u32);
@@ -335,7 +348,7 @@ impl Judge {
             }
             if let StepDraft::Head(depth) = choice.draft {
                 depths.push(depth);
-                self.head.record(depth, one.path.len(), one.emitted.len());
+                self.head += Acceptance::of_step(depth, one.path.len(), one.emitted.len());
             }
             if let StepDraft::Suffix(tree) = &choice.draft {
                 self.positions.record(tree, one.path.len());

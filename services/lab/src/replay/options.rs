@@ -8,12 +8,14 @@ use refrain_speculation::draft::{Expansion, Setting};
 use refrain_speculation::router::Threshold;
 use serde::{Serialize, Serializer};
 
+use super::breakdown::Breakdown;
 use super::eagle3::Eagle3;
 use super::engine_model::{DEFAULT_ENGINE_MODEL, EngineModel};
 use super::judge::Judging;
 use super::policy::Policy;
-use super::presets::Preset;
+use super::presets::{Preset, PresetChanges};
 use super::setup::{Setup, worker_rules};
+use super::sweep::Sweep;
 
 /// The traces to replay, and the settings. Defaults of drafts are those of a worker.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -25,26 +27,24 @@ pub struct ReplayOptions {
     /// Recorded calls that are known from the start and not measured. May be given several times.
     #[arg(long, value_name = "TRACE")]
     pub warm: Vec<PathBuf>,
+    /// Know only the first N of the --warm calls.
+    #[arg(long, value_name = "N", requires = "warm")]
+    pub warm_docs: Option<usize>,
     /// Tokenizer for traces that hold text.
     #[arg(long, value_name = "TOKENIZER.JSON")]
     pub tokenizer: Option<PathBuf>,
     /// Replay at most this many calls.
     #[arg(long, value_name = "N")]
     pub docs: Option<usize>,
-    /// Sources of drafts.
+    /// Sources of drafts [default: request,group,global, or the preset's].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub sources: Option<Vec<ReplaySource>>,
+    /// Draft by the rules of another system. --max-spec-tokens changes the length of its drafts; for `paper`, so do
+    /// --alpha and --offset, and --sources and --linear change the rest.
     #[arg(
         long,
         value_enum,
-        value_delimiter = ',',
-        default_value = "request,group,global"
-    )]
-    pub sources: Vec<ReplaySource>,
-    /// Draft by the rules of another system.
-    #[arg(
-        long,
-        value_enum,
-        conflicts_with_all = ["sources", "alpha", "offset", "max_spec_tokens", "min_token_prob", "max_pattern", "linear", "tree",
-            "paths", "match_plus_draft", "samples"]
+        conflicts_with_all = ["min_token_prob", "max_pattern", "tree", "paths", "match_plus_draft", "samples"]
     )]
     pub preset: Option<Preset>,
     /// A pattern of p tokens may draft alpha * p + offset tokens: a number, or `auto`. Drafts then end by what is
@@ -52,12 +52,12 @@ pub struct ReplayOptions {
     /// Algorithm 1.
     #[arg(long, value_name = "ALPHA|auto", value_parser = setting, default_value = "auto")]
     pub alpha: Setting,
-    /// Constant part of the draft length; see --alpha.
-    #[arg(long, default_value_t = worker_rules().params.offset, allow_negative_numbers = true)]
-    pub offset: f32,
-    /// Most draft tokens of a request in a step.
-    #[arg(long, default_value_t = worker_rules().params.max_spec_tokens)]
-    pub max_spec_tokens: usize,
+    /// Constant part of the draft length; see --alpha [default: a worker's, or the preset's].
+    #[arg(long, allow_negative_numbers = true)]
+    pub offset: Option<f32>,
+    /// Most draft tokens of a request in a step [default: a worker's, or the preset's].
+    #[arg(long)]
+    pub max_spec_tokens: Option<usize>,
     /// Leave out draft tokens that are less probable than this: a number, or `auto` for what pays beside as many
     /// requests.
     #[arg(long, value_name = "P|auto", value_parser = setting, default_value = "auto")]
@@ -140,6 +140,17 @@ pub struct ReplayOptions {
     /// adapts.
     #[arg(long, value_name = "N")]
     pub window: Option<u64>,
+    /// Also print what drafts brought by a length.
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    pub by: Vec<Breakdown>,
+    /// Draft nothing in steps of more requests than this.
+    #[arg(long, value_name = "N")]
+    pub off_above_batch: Option<usize>,
+    /// Replay with each of these values in turn, and print a row for each: alpha, min-token-prob, max-spec-tokens,
+    /// concurrency, warm-docs, score-threshold or seed. Seeds also have a mean.
+    #[arg(long, value_name = "KEY=A,B,...|KEY=FROM..TO")]
+    #[serde(skip)]
+    pub sweep: Option<Sweep>,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     #[serde(skip)]
@@ -158,9 +169,17 @@ pub enum ReplaySource {
     Global,
 }
 
+impl ReplaySource {
+    const ALL: [ReplaySource; 3] = [
+        ReplaySource::Request,
+        ReplaySource::Group,
+        ReplaySource::Global,
+    ];
+}
+
 impl ReplayOptions {
-    /// The same options with each value once, and with the defaults of a comparison filled in. `policies` is empty if
-    /// nothing is compared.
+    /// The same options with each value once, and with the defaults filled in. `policies` is empty if nothing is
+    /// compared. What changes a preset stays as it is.
     pub(super) fn settled(&self) -> Self {
         let mut settled = self.clone();
         settled.concurrency = once(&self.concurrency);
@@ -171,6 +190,15 @@ impl ReplayOptions {
                 .collect(),
             (policies, _) => once(policies),
         };
+        settled.by = once(&self.by);
+        if self.preset.is_none() {
+            let params = worker_rules().params;
+            settled.sources.get_or_insert(ReplaySource::ALL.to_vec());
+            settled.offset.get_or_insert(params.offset);
+            settled
+                .max_spec_tokens
+                .get_or_insert(params.max_spec_tokens);
+        }
         if !settled.policies.is_empty() {
             let name = || DEFAULT_ENGINE_MODEL.to_owned();
             settled.engine_model.get_or_insert_with(name);
@@ -183,8 +211,9 @@ impl ReplayOptions {
         self.preset.map_or(Policy::Suffix, Policy::from)
     }
 
-    fn has(&self, source: ReplaySource) -> bool {
-        self.sources.contains(&source)
+    pub(super) fn has(&self, source: ReplaySource) -> bool {
+        let sources = self.sources.as_deref().unwrap_or(&ReplaySource::ALL);
+        sources.contains(&source)
     }
 
     /// The settings of the replay by the policy that most of the report is about.
@@ -222,14 +251,28 @@ impl ReplayOptions {
             (.., Some(paths)) => params.expansion = Expansion::Paths(paths),
             (false, false, None) => {}
         }
-        params.offset = self.offset;
-        params.max_spec_tokens = self.max_spec_tokens;
+        params.offset = self.offset.unwrap_or(params.offset);
+        params.max_spec_tokens = self.max_spec_tokens.unwrap_or(params.max_spec_tokens);
         params.max_pattern = self.max_pattern;
         params.match_plus_draft_cap = self.match_plus_draft;
         params.samples_max = match self.samples {
             0 => usize::MAX,
             samples => samples,
         };
+        setup.off_above_batch = self.off_above_batch;
+        setup.changes = self.preset.map(|preset| {
+            let changes = PresetChanges {
+                alpha: match self.alpha {
+                    Setting::Fixed(alpha) => Some(alpha),
+                    Setting::Auto => None,
+                },
+                offset: self.offset,
+                draft_tokens: self.max_spec_tokens,
+                is_linear: self.linear,
+                sources: self.sources.clone(),
+            };
+            (Policy::from(preset), changes)
+        });
         Ok(setup)
     }
 
@@ -245,10 +288,16 @@ impl ReplayOptions {
         ensure!(self.window != Some(0), "--window must be at least 1");
         ensure!(self.paths != Some(0), "--paths must be at least 1");
         ensure!(self.max_pattern > 0, "--max-pattern must be at least 1");
+        let offset = self.offset.unwrap_or_default();
         ensure!(
-            self.offset.is_finite(),
-            "--offset must be a number, not {}",
-            self.offset
+            offset.is_finite(),
+            "--offset must be a number, not {offset}"
+        );
+        let copies = matches!(self.preset, Some(Preset::Sam | Preset::Pld));
+        let has_rules = self.alpha != Setting::Auto || self.offset.is_some() || self.linear;
+        ensure!(
+            !copies || !(has_rules || self.sources.is_some()),
+            "of the rules of drafts, only --max-spec-tokens changes the presets sam and pld"
         );
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! The rules of other systems, for comparison on the same calls.
 //!
 //! Each system drafts from its own sources. Prompt lookup uses the request alone, SAM decoding the request and a
-//! corpus that is known from the start, and SuffixDecoding the request and all earlier outputs. `--sources` and the
-//! settings of drafts do not change them.
+//! corpus that is known from the start, and SuffixDecoding the request and all earlier outputs. What the options
+//! change in a preset are its [`PresetChanges`].
 
 mod automaton;
 mod chain;
@@ -13,8 +13,10 @@ use clap::ValueEnum;
 use refrain_speculation::draft::{Expansion, ProposeParams};
 use serde::Serialize;
 
+use super::options::ReplaySource;
+
 pub(super) use automaton::Automaton;
-pub(super) use pld::look_up;
+pub(super) use pld::{PLD_DRAFT_TOKENS, look_up};
 pub(super) use sam::{SamRequest, SamRules, add_text};
 
 /// Another system's rules.
@@ -38,16 +40,60 @@ pub(crate) enum Drafter {
     Suffix,
     /// As SAM decoding does.
     Sam(SamRules),
-    /// As prompt lookup decoding does.
-    Pld,
+    /// As prompt lookup decoding does, with so many tokens.
+    Pld(usize),
     /// No drafts.
     None,
+}
+
+/// What the options change in a preset.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PresetChanges {
+    pub(super) alpha: Option<f32>,
+    pub(super) offset: Option<f32>,
+    /// Most tokens of a draft.
+    pub(super) draft_tokens: Option<usize>,
+    pub(super) is_linear: bool,
+    pub(super) sources: Option<Vec<ReplaySource>>,
+}
+
+impl PresetChanges {
+    /// SuffixDecoding's rules with these changes.
+    pub(super) fn paper_params(&self) -> ProposeParams {
+        let paper = paper_params();
+        ProposeParams {
+            expansion: match self.is_linear {
+                true => Expansion::Linear,
+                false => paper.expansion,
+            },
+            alpha: self.alpha.unwrap_or(paper.alpha),
+            offset: self.offset.unwrap_or(paper.offset),
+            max_spec_tokens: self.draft_tokens.unwrap_or(paper.max_spec_tokens),
+            ..paper
+        }
+    }
+
+    /// Whether SuffixDecoding drafts from this source. It has no groups of its own.
+    pub(super) fn has(&self, source: ReplaySource) -> bool {
+        match &self.sources {
+            Some(sources) => sources.contains(&source),
+            None => source != ReplaySource::Group,
+        }
+    }
+
+    /// SAM's rules with these changes.
+    pub(super) fn sam_rules(&self, rules: SamRules) -> SamRules {
+        SamRules {
+            draft_tokens: self.draft_tokens.unwrap_or(rules.draft_tokens),
+            ..rules
+        }
+    }
 }
 
 /// Algorithm 1 as printed: D is the plain count, and a pattern of p tokens gives a tree of p nodes, its root
 /// included. Alpha is that of the paper's Figure 8. The paper names no longest pattern, so it is the 64 tokens of the
 /// published code.
-pub(super) fn paper_params() -> ProposeParams {
+fn paper_params() -> ProposeParams {
     ProposeParams {
         expansion: Expansion::Tree,
         alpha: 1.0,

@@ -6,6 +6,7 @@ use refrain_speculation::draft::{Scope, Source};
 use serde::Serialize;
 
 use super::account::Reliability;
+use super::breakdown::{self, Breakdown, LengthRow};
 use super::clock::DurationsUs;
 use super::counts::Acceptance;
 use super::options::ReplayOptions;
@@ -58,6 +59,9 @@ pub struct ReplayReport {
     /// Tokens per step over the course of the calls, with `--window`: `suffix` at the first number of requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
+    /// What drafts brought by a length, with `--by`: as the windows, of the first policy.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub by: BTreeMap<Breakdown, Vec<LengthRow>>,
     /// Policies on a modelled engine, with `--policies` or `--engine-model`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<PolicyReport>,
@@ -121,10 +125,6 @@ impl From<&Acceptance> for SourceCounts {
     }
 }
 
-fn per_step(of: f64, total: &Acceptance) -> Option<f64> {
-    (total.steps > 0).then(|| of / total.steps as f64)
-}
-
 /// The policies in the order of the options, for each number of requests.
 fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> {
     let mut rows = Vec::new();
@@ -158,13 +158,11 @@ impl PolicyReport {
                 .zip(plain_tokens_per_s)
                 .map(|(goodput, plain)| goodput / plain),
             tokens_per_step: total.accepted_length(),
-            drafted_per_step: per_step(total.drafted as f64, &total),
-            expected_per_step: per_step(
-                account.accepted_expected + account.bonus_tokens as f64,
-                &total,
-            ),
-            accepted_per_step: per_step(total.accepted as f64, &total),
-            head_share: per_step(account.head_steps as f64, &total),
+            drafted_per_step: total.per_step(total.drafted as f64),
+            expected_per_step: total
+                .per_step(account.accepted_expected + account.bonus_tokens as f64),
+            accepted_per_step: total.per_step(total.accepted as f64),
+            head_share: total.per_step(account.head_steps as f64),
             propose_us_per_step: proposing_us,
             reliability: account.reliability(),
             windows: Window::of(outcome),
@@ -201,7 +199,7 @@ impl ReplayReport {
             output_tokens: total.emitted,
             steps: total.steps,
             tokens_per_step: total.accepted_length(),
-            drafted_per_step: per_step(total.drafted as f64, &total),
+            drafted_per_step: total.per_step(total.drafted as f64),
             acceptance_rate: total.acceptance_rate(),
             propose_us: tally.proposing.us(),
             insert_us_per_token: costs.inserted.us_per_token(),
@@ -216,6 +214,9 @@ impl ReplayReport {
             wall_s: outcomes[0].wall.as_secs_f64(),
             sources,
             windows: Window::of(&outcomes[0]),
+            by: (options.by.iter())
+                .map(|what| (*what, what.rows(tally)))
+                .collect(),
             policies: policies(options, outcomes),
             settings: options.clone(),
         }
@@ -250,6 +251,9 @@ impl ReplayReport {
         let mut text = text_table(1, &[], rows);
         text.push('\n');
         text += &source_table(&self.sources);
+        for (what, rows) in &self.by {
+            text += &breakdown::table(*what, rows);
+        }
         if self.policies.is_empty() {
             text += &window::table("", &self.windows);
         }

@@ -10,6 +10,7 @@ use refrain_speculation::draft::{
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
+use super::breakdown::AcceptanceByLength;
 use super::clock::{Durations, Spent};
 use super::counts::{Acceptance, AcceptanceTable};
 use super::judge::{DraftChoice, DraftRequest, Judge, StepDraft, VerifiedChoice};
@@ -48,6 +49,10 @@ pub(crate) struct Tally {
     pub(crate) prompt_tokens: u64,
     /// Steps and tokens by the source of the draft.
     pub(crate) table: AcceptanceTable,
+    /// Steps with a suffix draft, by the length of its match.
+    pub(crate) by_match_len: AcceptanceByLength,
+    /// All steps, by the tokens of the output before.
+    pub(crate) by_position: AcceptanceByLength,
     /// Calls and counts at the end of each window.
     pub(crate) windows: Vec<(u64, Acceptance)>,
     /// Times of proposals, look-ups included.
@@ -229,7 +234,7 @@ impl Running {
                 .sam
                 .as_ref()?
                 .draft(indexes.corpus(&self.membership), rules),
-            Drafter::Pld => presets::look_up(context),
+            Drafter::Pld(draft_tokens) => presets::look_up(context, draft_tokens),
         };
         tally.proposing.add(start.elapsed());
         found
@@ -294,9 +299,13 @@ impl Running {
         // Beyond the end of the recording, the model's next token is unknown.
         let emitted = &recorded[..(path.len() + 1).min(recorded.len())];
         let drafted = choice.draft.tokens();
-        tally
-            .table
-            .record((source, scope), drafted, path.len(), emitted.len());
+        let counts = Acceptance::of_step(drafted, path.len(), emitted.len());
+        tally.table.record((source, scope), counts);
+        tally.by_position.record(emitted_before as u64, counts);
+        if let (StepDraft::Suffix(_), Some(found)) = (&choice.draft, &choice.found) {
+            let len = u64::from(found.match_len);
+            tally.by_match_len.record(len, counts);
+        }
         if let Some(own) = &mut self.own {
             tally
                 .extended

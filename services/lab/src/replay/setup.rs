@@ -8,8 +8,9 @@ use refrain_worker::SpeculationConfig;
 
 use super::account::Account;
 use super::judge::{Judge, Judging};
+use super::options::ReplaySource;
 use super::policy::Policy;
-use super::presets::{Drafter, SamRules, paper_params};
+use super::presets::{Drafter, PLD_DRAFT_TOKENS, PresetChanges, SamRules};
 use super::serve::{Serving, Tally, serve};
 use super::shared_indexes::{IndexCosts, SharedIndexConfig, SharedIndexes};
 use super::trace::RecordedCall;
@@ -25,6 +26,10 @@ pub(crate) struct Setup {
     pub(crate) indexes: SharedIndexConfig,
     pub(crate) serving: Serving,
     pub(crate) judging: Judging,
+    /// Draft nothing in steps of more requests than this.
+    pub(crate) off_above_batch: Option<usize>,
+    /// What is changed in the preset of one policy.
+    pub(crate) changes: Option<(Policy, PresetChanges)>,
 }
 
 /// The outcome of a replay.
@@ -62,6 +67,8 @@ impl Setup {
                 window: None,
             },
             judging,
+            off_above_batch: None,
+            changes: None,
         }
     }
 
@@ -71,38 +78,40 @@ impl Setup {
         let mut setup = self.clone();
         setup.judging.policy = policy;
         setup.serving.concurrency = concurrency;
-        let has_indexes = match policy {
+        let changes = match &self.changes {
+            Some((of, changes)) if *of == policy => changes.clone(),
+            _ => PresetChanges::default(),
+        };
+        let is_paper = policy == Policy::Paper;
+        match policy {
             Policy::Suffix | Policy::Score | Policy::Goodput | Policy::Mba => return setup,
             Policy::Paper => {
-                let params = paper_params();
+                let params = changes.paper_params();
                 setup.serving.rules = ProposeRules {
                     alpha: Setting::Fixed(params.alpha),
                     min_token_prob: Setting::Fixed(params.min_token_prob),
                     params,
                 };
-                true
             }
             Policy::Sam => {
                 setup.indexes.corpus = true;
-                setup.serving.drafter = Drafter::Sam(match setup.judging.head.is_absent() {
+                let rules = match setup.judging.head.is_absent() {
                     true => SamRules::ALONE,
                     false => SamRules::HYBRID,
-                });
-                false
+                };
+                setup.serving.drafter = Drafter::Sam(changes.sam_rules(rules));
             }
             Policy::Pld => {
-                setup.serving.drafter = Drafter::Pld;
-                false
+                let tokens = changes.draft_tokens.unwrap_or(PLD_DRAFT_TOKENS);
+                setup.serving.drafter = Drafter::Pld(tokens);
             }
-            Policy::Off | Policy::Eagle3 => {
-                setup.serving.drafter = Drafter::None;
-                false
-            }
-        };
-        setup.indexes.global = has_indexes;
-        setup.indexes.groups = false;
-        setup.serving.request = has_indexes;
-        setup.serving.shared = has_indexes;
+            Policy::Off | Policy::Eagle3 => setup.serving.drafter = Drafter::None,
+        }
+        let has = |source| is_paper && changes.has(source);
+        setup.indexes.global = has(ReplaySource::Global);
+        setup.indexes.groups = has(ReplaySource::Group);
+        setup.serving.request = has(ReplaySource::Request);
+        setup.serving.shared = setup.indexes.global || setup.indexes.groups;
         setup
     }
 
@@ -119,7 +128,7 @@ impl Setup {
         }
         indexes.warm_up()?;
         let (policy, concurrency) = (self.judging.policy, self.serving.concurrency);
-        let mut judge = Judge::new(self.judging);
+        let mut judge = Judge::new(self.judging).off_above(self.off_above_batch);
         let start = Instant::now();
         let tally = serve(&mut calls, &mut indexes, &self.serving, &mut judge, ended)?;
         Ok(Outcome {

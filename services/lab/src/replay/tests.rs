@@ -1,6 +1,7 @@
 //! Counts of small replays. Some are worked out by hand, many are compared with a replay that keeps nothing between
 //! steps.
 
+mod experiments;
 mod naive;
 mod policies;
 mod presets;
@@ -325,7 +326,12 @@ fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
         ("--concurrency 0", "--concurrency must be at least 1"),
         ("--max-pattern 0", "--max-pattern must be at least 1"),
         ("--alpha nan", "must be `auto` or a number"),
-        ("--preset sam --alpha 2", "cannot be used with"),
+        ("--preset sam --tree", "cannot be used with"),
+        (
+            "--preset sam --alpha 2",
+            "only --max-spec-tokens changes the presets sam and pld",
+        ),
+        ("--sweep beta=1", "beta is none of alpha"),
         ("--preset lookahead", "invalid value 'lookahead'"),
         ("--sources local", "invalid value 'local'"),
         ("--linear --tree", "cannot be used with"),

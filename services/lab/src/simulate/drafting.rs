@@ -53,7 +53,7 @@ impl Drafting {
     pub(super) fn most_tokens(&self) -> f64 {
         match self {
             Drafting::Off => 1.0,
-            Drafting::Model(_) => 1.0 + DRAFT_TOKENS_MAX as f64,
+            Drafting::Model(model) => 1.0 + model.draft_tokens_max() as f64,
             Drafting::Tokens(tokens) => 1.0 + tokens.draft_tokens_max() as f64,
         }
     }
@@ -62,7 +62,7 @@ impl Drafting {
     pub(super) fn finished(&mut self, job: usize) {
         match self {
             Drafting::Off => {}
-            Drafting::Model(model) => model.references[model.groups[job]] += 1,
+            Drafting::Model(model) => model.finished(job),
             Drafting::Tokens(tokens) => tokens.finished(job),
         }
     }
@@ -82,7 +82,7 @@ impl ModelDrafts {
     pub(super) fn new(workload: &Workload, settings: DraftSettings) -> Self {
         let known = |group: usize| match settings.drafts {
             SimulatedDrafts::History => workload.known[group].samples,
-            SimulatedDrafts::Off | SimulatedDrafts::Group => 0,
+            SimulatedDrafts::Off | SimulatedDrafts::Request | SimulatedDrafts::Group => 0,
         };
         ModelDrafts {
             groups: workload.jobs.iter().map(|job| job.group).collect(),
@@ -91,6 +91,16 @@ impl ModelDrafts {
                 .map(|references| acceptance(tokens_per_step(references, settings.paths)))
                 .collect(),
             settings,
+        }
+    }
+
+    fn draft_tokens_max(&self) -> usize {
+        DRAFT_TOKENS_MAX.max(self.settings.draft_tokens)
+    }
+
+    fn finished(&mut self, job: usize) {
+        if self.settings.drafts != SimulatedDrafts::Request {
+            self.references[self.groups[job]] += 1;
         }
     }
 
@@ -104,6 +114,8 @@ impl ModelDrafts {
                 + self.settings.host_s(draft_tokens, decoding.len())
         };
         let depths = match self.settings.rule {
+            _ if self.settings.is_off(decoding.len()) => vec![0; acceptance.len()],
+            DraftRule::Fixed => vec![self.settings.draft_tokens; acceptance.len()],
             DraftRule::Mba => {
                 let mean = acceptance.iter().sum::<f64>() / acceptance.len().max(1) as f64;
                 let more =
@@ -119,7 +131,7 @@ impl ModelDrafts {
         let gains = acceptance
             .iter()
             .zip(&depths)
-            .map(|(accepts, depth)| expected_tokens(&[*accepts; DRAFT_TOKENS_MAX], *depth));
+            .map(|(accepts, depth)| expected_tokens(&vec![*accepts; *depth], *depth));
         let draft_tokens = depths.iter().sum::<usize>() * self.settings.paths;
         Drafted {
             gains: gains.collect(),

@@ -28,7 +28,10 @@ pub(super) fn html(report: &SimulateReport) -> anyhow::Result<String> {
         }
         page.push_str("</table>\n");
         let of_workload: Vec<&Plot> = plots.by_ref().take(workload.runs.len()).collect();
-        page.push_str(&tails(&of_workload).map_err(|error| anyhow!("the tails: {error}"))?);
+        for (caption, points) in OVER_TIME {
+            let drawn = over_time(&of_workload, caption, points);
+            page.push_str(&drawn.map_err(|error| anyhow!("{caption}: {error}"))?);
+        }
         for plot in of_workload {
             let drawn = gantt(plot).map_err(|error| anyhow!("{}: {error}", plot.title))?;
             page.push_str(&drawn);
@@ -38,8 +41,21 @@ pub(super) fn html(report: &SimulateReport) -> anyhow::Result<String> {
     Ok(page)
 }
 
-/// The share of unfinished requests over time, one curve for each simulation.
-fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
+/// The points of a curve.
+type Points = fn(&Plot) -> &[(f64, f64)];
+
+/// The shares that are drawn over time.
+const OVER_TIME: [(&str, Points); 2] = [
+    ("Requests that are not done", |plot| &plot.unfinished),
+    ("KV caches, used by running requests", |plot| &plot.kv),
+];
+
+/// A share over time, one curve for each simulation.
+fn over_time(
+    plots: &[&Plot],
+    caption: &str,
+    points: Points,
+) -> Result<String, Box<dyn std::error::Error>> {
     let end_s = plots
         .iter()
         .map(|plot| plot.makespan_s)
@@ -48,7 +64,7 @@ fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
     {
         let area = SVGBackend::with_string(&mut svg, (900, 360)).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
-            .caption("Requests that are not done", ("sans-serif", 17))
+            .caption(caption, ("sans-serif", 17))
             .margin(10)
             .x_label_area_size(36)
             .y_label_area_size(48)
@@ -62,7 +78,7 @@ fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
             .iter()
             .map(|plot| Curve {
                 name: plot.title.clone(),
-                points: plot.unfinished.clone(),
+                points: points(plot).to_vec(),
             })
             .collect();
         draw_curves(&mut chart, &curves, 0, SeriesLabelPosition::MiddleRight)?;

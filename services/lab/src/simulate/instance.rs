@@ -53,6 +53,20 @@ pub(super) struct Advanced {
     pub(super) first: Vec<(usize, f64)>,
 }
 
+/// What one run of steps did.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Span {
+    pub(super) start_s: f64,
+    pub(super) end_s: f64,
+    /// Requests in the batch.
+    pub(super) requests: u32,
+    /// Blocks of the KV cache that the batch had at the start.
+    pub(super) blocks: u64,
+    /// As in the counts.
+    pub(super) request_steps: f64,
+    pub(super) decoded_tokens: f64,
+}
+
 /// The counts of an instance.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InstanceCounts {
@@ -63,8 +77,7 @@ pub(super) struct InstanceCounts {
     pub(super) decoded_tokens: f64,
     /// Requests in the batch, times seconds.
     pub(super) busy_s: f64,
-    /// Start, end and requests of each run.
-    pub(super) spans: Vec<(f64, f64, u32)>,
+    pub(super) spans: Vec<Span>,
     /// Most blocks that were in use by the batch.
     pub(super) blocks_max: u64,
 }
@@ -214,8 +227,15 @@ impl Instance {
         let (end_s, steps) = (plan.end_s(), f64::from(plan.steps));
         let requests = self.seats.len() as u32;
         self.counts.busy_s += f64::from(requests) * (end_s - plan.start_s);
-        self.counts.spans.push((plan.start_s, end_s, requests));
+        let mut span = Span {
+            start_s: plan.start_s,
+            end_s,
+            requests,
+            blocks: self.used_blocks(),
+            ..Span::default()
+        };
         if plan.idle_until_s.is_some() {
+            self.counts.spans.push(span);
             return advanced;
         }
         let first_s = plan.after(1);
@@ -227,8 +247,8 @@ impl Instance {
                 seat.emitted += tokens;
                 seat.steps += steps;
                 seat.context += tokens;
-                self.counts.request_steps += steps;
-                self.counts.decoded_tokens += tokens;
+                span.request_steps += steps;
+                span.decoded_tokens += tokens;
                 if is_first {
                     advanced.first.push((seat.job, first_s));
                 }
@@ -240,18 +260,23 @@ impl Instance {
             seat.read_tokens += u64::from(tokens);
             self.counts.read_tokens += u64::from(tokens);
             if seat.unread == 0 {
-                // The step that reads the last token of a context also emits a token.
+                // The step that reads the last token of a context also emits a token, or the rest of one: drafts bring
+                // fractions of tokens, on average.
+                let token = seat.left.min(1.0);
                 if seat.generated == 0 && seat.emitted == 0.0 {
                     advanced.first.push((seat.job, end_s));
                 }
-                seat.left -= 1.0;
-                seat.emitted += 1.0;
+                seat.left -= token;
+                seat.emitted += token;
                 seat.steps += 1.0;
-                seat.context += 1.0;
-                self.counts.request_steps += 1.0;
-                self.counts.decoded_tokens += 1.0;
+                seat.context += token;
+                span.request_steps += 1.0;
+                span.decoded_tokens += token;
             }
         }
+        self.counts.request_steps += span.request_steps;
+        self.counts.decoded_tokens += span.decoded_tokens;
+        self.counts.spans.push(span);
         let ended = self.seats.extract_if(.., |seat| seat.left <= NOTHING);
         advanced.ended.extend(ended);
         advanced

@@ -50,6 +50,12 @@ pub struct SimulateOptions {
     /// How long drafts are.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "goodput")]
     pub draft_rules: Vec<DraftRule>,
+    /// Tokens of a draft by the rule `fixed`.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub draft_tokens: usize,
+    /// Draft nothing in steps of more requests than this.
+    #[arg(long, value_name = "N")]
+    pub off_above_batch: Option<usize>,
     /// Chains of a draft: 1, 2 or 4.
     #[arg(long, value_name = "K", default_value_t = 1)]
     pub paths: usize,
@@ -208,6 +214,8 @@ impl SimulatedPlacement {
 pub enum SimulatedDrafts {
     /// Nothing.
     Off,
+    /// Their own text.
+    Request,
     /// Their own text, and the samples of their group.
     Group,
     /// The same, and the group's samples of the earlier run.
@@ -222,6 +230,8 @@ pub enum DraftRule {
     Goodput,
     /// Seer's rule: one length for the batch.
     Mba,
+    /// --draft-tokens, whatever the batch is.
+    Fixed,
 }
 
 /// The name of a value on the command line.
@@ -274,6 +284,7 @@ impl SimulateOptions {
             ("--groups", self.groups),
             ("--group-size", self.group_size),
             ("--sessions", Some(self.sessions)),
+            ("--draft-tokens", Some(self.draft_tokens)),
         ] {
             ensure!(value != Some(0), "{name} must be at least 1");
         }

@@ -1,5 +1,6 @@
 //! The part of each simulation that the page draws.
 
+use super::course::Moment;
 use super::mesh::Mesh;
 use super::shape::Shape;
 
@@ -19,24 +20,22 @@ pub(super) struct Plot {
     pub(super) busy: Vec<Vec<f64>>,
     /// Share of the requests that is not done, by time.
     pub(super) unfinished: Vec<(f64, f64)>,
+    /// Share of all KV caches that running requests use, by time.
+    pub(super) kv: Vec<(f64, f64)>,
 }
 
 impl Plot {
-    pub(super) fn of(title: String, mesh: &Mesh<'_>, shape: &Shape) -> Self {
+    pub(super) fn of(title: String, mesh: &Mesh<'_>, shape: &Shape, course: &[Moment]) -> Self {
         let mut finished: Vec<f64> = mesh.jobs.iter().filter_map(|job| job.finished_s).collect();
         finished.sort_by(f64::total_cmp);
         let makespan_s = finished.last().copied().unwrap_or(0.0).max(1e-9);
         let column_s = makespan_s / COLUMNS as f64;
         let busy = mesh.instances.iter().take(ROWS_MAX).map(|instance| {
             let mut columns = vec![0.0; COLUMNS];
-            for (from_s, to_s, requests) in &instance.counts.spans {
-                let first = (from_s / column_s) as usize;
-                let last = ((to_s / column_s) as usize).min(COLUMNS - 1);
-                let share = f64::from(*requests) / shape.slots as f64;
-                for (at, column) in columns.iter_mut().enumerate().take(last + 1).skip(first) {
-                    let from = from_s.max(at as f64 * column_s);
-                    let to = to_s.min((at + 1) as f64 * column_s);
-                    *column += share * (to - from).max(0.0) / column_s;
+            for span in &instance.counts.spans {
+                let share = f64::from(span.requests) / shape.slots as f64;
+                for (at, within_s) in span.columns(column_s, COLUMNS) {
+                    columns[at] += share * within_s / column_s;
                 }
             }
             columns
@@ -51,6 +50,9 @@ impl Plot {
             busy: busy.collect(),
             unfinished: points
                 .map(|(nth, time_s)| (*time_s, 1.0 - (nth + 1) as f64 / count))
+                .collect(),
+            kv: (course.iter())
+                .map(|moment| (moment.until * makespan_s, moment.kv_share))
                 .collect(),
         }
     }

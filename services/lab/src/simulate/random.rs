@@ -4,14 +4,14 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Random {
+pub(crate) struct Random {
     seed: u64,
     stream: u64,
     drawn: u64,
 }
 
 impl Random {
-    pub(super) fn new(seed: u64, stream: u64) -> Self {
+    pub(crate) fn new(seed: u64, stream: u64) -> Self {
         Random {
             seed,
             stream,
@@ -20,7 +20,7 @@ impl Random {
     }
 
     /// From 0 to 1, 1 excluded.
-    pub(super) fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&self.stream.to_le_bytes());
         key[8..].copy_from_slice(&self.drawn.to_le_bytes());
@@ -29,13 +29,13 @@ impl Random {
     }
 
     /// From the normal distribution with mean 0 and variance 1 (Box and Muller).
-    pub(super) fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
     /// Shuffles (Fisher and Yates).
-    pub(super) fn shuffle<T>(&mut self, values: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, values: &mut [T]) {
         for at in (1..values.len()).rev() {
             let other = (self.uniform() * (at + 1) as f64) as usize;
             values.swap(at, other.min(at));

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::course::{Moment, course};
 use super::mesh::Mesh;
 use super::options::{
     DraftRule, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy, name,
@@ -129,6 +130,8 @@ pub struct RunReport {
     pub kv_peak: f64,
     /// Output tokens that were decoded.
     pub output_tokens: u64,
+    /// The run over time.
+    pub course: Vec<Moment>,
 }
 
 impl RunReport {
@@ -178,6 +181,7 @@ impl RunReport {
             load_max_over_mean: busiest * mesh.instances.len() as f64 / busy.max(1e-9),
             kv_peak: kv_peaks.fold(0.0, f64::max),
             output_tokens,
+            course: course(&mesh.instances, makespan_s),
         }
     }
 

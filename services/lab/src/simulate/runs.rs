@@ -196,6 +196,8 @@ impl Input {
         let settings = DraftSettings {
             drafts: case.drafts,
             rule: case.rule,
+            draft_tokens: options.draft_tokens,
+            off_above_batch: options.off_above_batch,
             paths: options.paths,
             lag_s: options.feed_lag_ms / 1e3,
             propose_s: options.propose_us / 1e6,
@@ -257,7 +259,8 @@ impl Input {
             }
         };
         let title = format!("{}: {title}", workload.name);
-        Ok((run, Plot::of(title, &mesh, shape), order))
+        let plot = Plot::of(title, &mesh, shape, &run.course);
+        Ok((run, plot, order))
     }
 
     fn report(&self, order: &[usize]) -> WorkloadReport {

@@ -1,5 +1,6 @@
 //! One report of the simulations of several seeds: means, and how far the seeds are apart.
 
+use super::course::Moment;
 use super::options::SimulateOptions;
 use super::report::{RunReport, SimulateReport, Spread};
 use super::runs::run_seed;
@@ -89,6 +90,7 @@ fn mean(seeds: &[RunReport]) -> RunReport {
         load_max_over_mean: of(|run| run.load_max_over_mean),
         kv_peak: range(|run| run.kv_peak)[1],
         output_tokens: whole(|run| run.output_tokens),
+        course: Moment::means(seeds.iter().map(|run| &run.course[..])),
         ..seeds[0].clone()
     }
 }

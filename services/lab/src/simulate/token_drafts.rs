@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
 use refrain_speculation::draft::{
-    Candidate, Expansion, Lookup, ProposeParams, ProposeRules, Scope, Source, propose_valued,
+    Candidate, Expansion, Lookup, ProposeParams, ProposeRules, Scope, Setting, Source,
+    propose_valued,
 };
 use refrain_speculation::router::Threshold;
 use refrain_speculation::verify::walk;
@@ -55,6 +56,10 @@ pub(super) struct TokenDrafts {
 pub(super) struct DraftSettings {
     pub(super) drafts: SimulatedDrafts,
     pub(super) rule: DraftRule,
+    /// The length of a draft by the rule `fixed`.
+    pub(super) draft_tokens: usize,
+    /// Nothing is drafted in steps of more requests than this.
+    pub(super) off_above_batch: Option<usize>,
     pub(super) paths: usize,
     pub(super) lag_s: f64,
     /// Time to propose a draft for one request, seconds.
@@ -62,6 +67,11 @@ pub(super) struct DraftSettings {
 }
 
 impl DraftSettings {
+    /// Whether a step of so many requests drafts nothing.
+    pub(super) fn is_off(&self, requests: usize) -> bool {
+        self.off_above_batch.is_some_and(|most| requests > most)
+    }
+
     /// Time to propose the drafts of a step, seconds. The host proposes when it knows the tokens of the step before.
     pub(super) fn host_s(&self, draft_tokens: usize, decoding: usize) -> f64 {
         match draft_tokens {
@@ -82,6 +92,12 @@ impl TokenDrafts {
         let mut rules = worker_rules();
         if settings.paths > 1 {
             rules.params.expansion = Expansion::Paths(settings.paths);
+        }
+        if settings.rule == DraftRule::Fixed {
+            rules.alpha = Setting::Fixed(0.0);
+            rules.min_token_prob = Setting::Fixed(0.0);
+            rules.params.offset = settings.draft_tokens as f32;
+            rules.params.max_spec_tokens = settings.draft_tokens;
         }
         let config = IndexConfig {
             pattern_tokens_max: rules.params.max_pattern,
@@ -115,6 +131,7 @@ impl TokenDrafts {
             policy: match settings.rule {
                 DraftRule::Goodput => Policy::Goodput,
                 DraftRule::Mba => Policy::Mba,
+                DraftRule::Fixed => Policy::Suffix,
             },
             engine: engine.clone(),
             head: Eagle3::absent(),
@@ -128,7 +145,7 @@ impl TokenDrafts {
             feed: VecDeque::new(),
             settings,
             judges: (0..instances)
-                .map(|_| Judge::new(judging.clone()))
+                .map(|_| Judge::new(judging.clone()).off_above(settings.off_above_batch))
                 .collect(),
             rules,
         }))
@@ -250,10 +267,10 @@ impl TokenDrafts {
             cursor,
             context: tail,
         };
-        let lookups = [
-            lookup(Scope::Request, own, own.tip(OWN)?),
-            lookup(Scope::Group, group, group.start(tail)),
-        ];
+        let mut lookups = vec![lookup(Scope::Request, own, own.tip(OWN)?)];
+        if self.settings.drafts != SimulatedDrafts::Request {
+            lookups.push(lookup(Scope::Group, group, group.start(tail)));
+        }
         let statistics = self.judges[instance].statistics(0);
         propose_valued(&lookups, params, statistics, params.max_spec_tokens)
     }

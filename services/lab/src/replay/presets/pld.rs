@@ -7,24 +7,25 @@ use super::chain::chain;
 
 /// Longest n-gram, tokens.
 const NGRAM_TOKENS_MAX: usize = 3;
-/// Tokens of a draft.
-const DRAFT_TOKENS: usize = 10;
+/// Tokens of a draft, as published.
+pub(in super::super) const PLD_DRAFT_TOKENS: usize = 10;
 
 /// Drafts what followed the earliest occurrence of the context's last n tokens, for the largest n that has one.
 ///
 /// As published, an occurrence counts only if a whole draft follows it, and if it ends more than n tokens before the
 /// context. The search begins at the start of the context, as in the published function.
-pub(in super::super) fn look_up(context: &[Token]) -> Option<Candidate> {
+pub(in super::super) fn look_up(context: &[Token], draft_tokens: usize) -> Option<Candidate> {
     let longest = NGRAM_TOKENS_MAX.min(context.len().saturating_sub(1));
     (1..=longest).rev().find_map(|len| {
         let ngram = &context[context.len() - len..];
-        // A draft is longer than any n-gram, so room for the draft implies the distance.
-        let ends = len..=context.len().checked_sub(DRAFT_TOKENS)?;
+        // Room for a draft that is longer than the n-gram implies the distance.
+        let distance = draft_tokens.max(len + 1);
+        let ends = len..=context.len().checked_sub(distance)?;
         let end = ends
             .into_iter()
             .find(|end| &context[end - len..*end] == ngram)?;
         chain(
-            &context[end..end + DRAFT_TOKENS],
+            &context[end..end + draft_tokens],
             len as u32,
             Scope::Request,
         )
@@ -65,7 +66,7 @@ mod tests {
             let words = 2 + random(40);
             let len = random(60) as usize;
             let context: Vec<Token> = (0..len).map(|_| random(words) as Token).collect();
-            let found = look_up(&context);
+            let found = look_up(&context, PLD_DRAFT_TOKENS);
             let tokens: Vec<Token> = found.iter().flat_map(|draft| draft.tree.tokens()).collect();
             assert_eq!(tokens, published(&context), "{context:?}");
             by_len[found.map_or(0, |draft| draft.match_len as usize)] += 1;

@@ -15,9 +15,11 @@ const END: Token = Token::MAX;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SamRules {
     /// A match in the corpus must be longer than one in the request's text by more than this.
-    len_bias: u32,
+    pub(super) len_bias: u32,
     /// Shorter matches draft nothing.
-    len_min: u32,
+    pub(super) len_min: u32,
+    /// Most tokens of a draft.
+    pub(super) draft_tokens: usize,
 }
 
 /// A request's own automaton, and its match in the corpus.
@@ -35,11 +37,13 @@ impl SamRules {
     pub(in super::super) const HYBRID: SamRules = SamRules {
         len_bias: 5,
         len_min: 5,
+        draft_tokens: DRAFT_TOKENS,
     };
     /// The rules of SAM alone: any match drafts.
     pub(in super::super) const ALONE: SamRules = SamRules {
         len_bias: 0,
         len_min: 1,
+        draft_tokens: DRAFT_TOKENS,
     };
 }
 
@@ -74,12 +78,12 @@ impl SamRequest {
         if let Some(corpus) = corpus
             && there > own + rules.len_bias
         {
-            let text = corpus.following(self.at_corpus, DRAFT_TOKENS);
+            let text = corpus.following(self.at_corpus, rules.draft_tokens);
             let text = text.split(|token| *token == END).next()?;
             return (there - rules.len_bias >= rules.len_min)
                 .then(|| chain(text, there, Scope::Tenant))?;
         }
-        let text = self.own.followed_by(self.at_own, DRAFT_TOKENS);
+        let text = self.own.followed_by(self.at_own, rules.draft_tokens);
         (own >= rules.len_min).then(|| chain(text, own, Scope::Request))?
     }
 }

@@ -188,7 +188,7 @@ fn step(
     ];
     let lookups: Vec<Lookup<'_>> = places
         .into_iter()
-        .filter(|(source, ..)| options.sources.contains(source))
+        .filter(|(source, ..)| options.has(*source))
         .map(|(_, scope, index, tip)| Lookup {
             source: Source::Suffix,
             scope,

@@ -1,0 +1,182 @@
+//! The calls of an experiment: recorded ones, or generated ones that differ by the seed.
+
+use std::borrow::Cow;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use anyhow::ensure;
+
+use super::Needs;
+use super::generated::Kind;
+use super::options::PaperOptions;
+use crate::progress::ProgressLine;
+use crate::replay::trace::{RecordedCall, Traces, tokenizer};
+
+/// The input of an experiment.
+pub(super) struct Input<'a> {
+    pub(super) options: &'a PaperOptions,
+    recorded: Vec<RecordedCall>,
+    warm: Vec<RecordedCall>,
+    pub(super) line: ProgressLine,
+}
+
+/// The calls of a seed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Calls {
+    /// Calls that are known from the start.
+    pub(super) known: Vec<RecordedCall>,
+    /// The calls that are replayed.
+    pub(super) replayed: Vec<RecordedCall>,
+}
+
+impl<'a> Input<'a> {
+    /// Reads what the experiment needs.
+    pub(super) fn read(options: &'a PaperOptions, needs: Needs) -> anyhow::Result<Self> {
+        options.check()?;
+        let tokenizer = tokenizer(options.tokenizer.as_deref())?;
+        let docs = options.docs.unwrap_or(usize::MAX);
+        let read = |paths: &[PathBuf]| -> anyhow::Result<Vec<RecordedCall>> {
+            let mut calls = Vec::new();
+            for path in paths {
+                let trace = Traces::new(std::slice::from_ref(path), tokenizer.clone())?;
+                for call in trace.take(docs) {
+                    calls.push(call?);
+                }
+            }
+            Ok(calls)
+        };
+        let (mut recorded, mut warm) = (Vec::new(), Vec::new());
+        if !matches!(needs, Needs::Rollouts | Needs::Nothing) {
+            recorded = read(&options.traces)?;
+            warm = read(&options.warm)?;
+            ensure!(
+                options.traces.is_empty() || !recorded.is_empty(),
+                "the traces hold no calls"
+            );
+            ensure!(
+                needs != Needs::OtherCalls || options.traces.is_empty() || !warm.is_empty(),
+                "the experiment needs calls of another workload; name them with --warm"
+            );
+        }
+        Ok(Input {
+            options,
+            recorded,
+            warm,
+            line: ProgressLine::default(),
+        })
+    }
+
+    fn docs_max(&self) -> usize {
+        self.options.docs.unwrap_or(usize::MAX)
+    }
+
+    /// Whether calls are recorded. Otherwise the seed generates them.
+    pub(super) fn is_recorded(&self) -> bool {
+        !self.options.traces.is_empty()
+    }
+
+    /// The seeds. There is one where nothing is drawn.
+    pub(super) fn seeds(&self, draws: bool) -> RangeInclusive<u64> {
+        match draws || !self.is_recorded() {
+            true => 1..=self.options.seeds,
+            false => 1..=1,
+        }
+    }
+
+    /// The recorded calls, or generated ones of this kind.
+    pub(super) fn calls(&self, kind: Kind, seed: u64) -> Cow<'_, [RecordedCall]> {
+        match self.is_recorded() {
+            true => Cow::Borrowed(&self.recorded),
+            false => Cow::Owned(kind.calls(seed, self.docs_max())),
+        }
+    }
+
+    /// All calls after the warm ones.
+    pub(super) fn after_warm(&self, kind: Kind, seed: u64) -> Calls {
+        Calls {
+            known: self.warm.clone(),
+            replayed: self.calls(kind, seed).into_owned(),
+        }
+    }
+
+    /// The last quarter of the calls, to be replayed after the warm calls, or after those before it if there are none.
+    pub(super) fn last_quarter(&self, kind: Kind, seed: u64) -> Calls {
+        let mut known = self.calls(kind, seed).into_owned();
+        let replayed = known.split_off(known.len() - known.len().div_ceil(4));
+        Calls {
+            known: match self.warm.is_empty() {
+                true => known,
+                false => self.warm.clone(),
+            },
+            replayed,
+        }
+    }
+
+    /// The calls of another workload.
+    pub(super) fn other(&self, kind: Kind, seed: u64) -> Cow<'_, [RecordedCall]> {
+        match self.is_recorded() {
+            true => Cow::Borrowed(&self.warm),
+            false => Cow::Owned(kind.calls(seed, self.docs_max())),
+        }
+    }
+
+    /// The names of all workloads, in the order in which they first occur.
+    pub(super) fn workloads(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if !self.is_recorded() {
+            return [Kind::Agents, Kind::OpenText, Kind::Samples]
+                .map(|kind| kind.name().to_owned())
+                .to_vec();
+        }
+        for call in &self.recorded {
+            let name = workload(call);
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// The calls of one of these workloads.
+    pub(super) fn of_workload(&self, name: &str, seed: u64) -> Vec<RecordedCall> {
+        if !self.is_recorded() {
+            let kinds = [Kind::Agents, Kind::OpenText, Kind::Samples].into_iter();
+            let named = kinds.filter(|kind| kind.name() == name);
+            return named
+                .flat_map(|kind| kind.calls(seed, self.docs_max()))
+                .collect();
+        }
+        let calls = self.recorded.iter();
+        calls
+            .filter(|call| workload(call) == name)
+            .cloned()
+            .collect()
+    }
+
+    /// Says which calls were used.
+    pub(super) fn in_words(&self, needs: Needs) -> String {
+        let names = |paths: &[PathBuf]| {
+            let names = paths.iter().map(|path| path.display().to_string());
+            names.collect::<Vec<_>>().join(", ")
+        };
+        match (needs, self.is_recorded()) {
+            (Needs::Nothing, _) => format!("drawn, seeds 1 to {}", self.options.seeds),
+            (_, true) if self.warm.is_empty() => names(&self.options.traces),
+            (_, true) => format!(
+                "{}, after {}",
+                names(&self.options.traces),
+                names(&self.options.warm)
+            ),
+            (Needs::Rollouts, false) => format!(
+                "the workloads of the paper with drawn lengths, seeds 1 to {}",
+                self.options.seeds
+            ),
+            (_, false) => format!("generated calls, seeds 1 to {}", self.options.seeds),
+        }
+    }
+}
+
+fn workload(call: &RecordedCall) -> String {
+    let name = call.workload.clone();
+    name.unwrap_or_else(|| "(unnamed)".to_owned())
+}
