@@ -1,14 +1,16 @@
 //! `refrain paper`: the experiments of papers, on your recorded calls or on generated ones.
 //!
-//! Each experiment is a set of replays or simulations with fixed settings. Its report has the published figures beside
-//! the measured ones. [`suffix_decoding`], [`seer`], [`sam`] and [`speculative_sampling`] are the papers; what a paper
-//! says stands there as constants, with the version and the table that it is from. `input` says which calls are used,
-//! and `replays` and `rollouts` carry the experiments out.
+//! Each experiment is a set of replays or simulations with fixed settings. Its report has the published figures
+//! beside the measured ones. Each paper has a file, such as `suffix_decoding`. There stand its figures as constants,
+//! with the version and the table that they are from. `input` says which calls are used, and `replays` and `rollouts`
+//! carry the experiments out.
 //!
 //! Figures depend on the calls, the settings and the seeds alone, except for the times of Table 2 of SuffixDecoding.
 
+mod experiment;
 mod generated;
 mod input;
+mod needs;
 mod options;
 mod picture;
 mod replays;
@@ -24,79 +26,11 @@ mod tests;
 use anyhow::{Context, bail};
 
 use crate::text_table::{print_report, text_table};
+use experiment::Paper;
 use input::Input;
-use report::Findings;
 
 pub use options::PaperOptions;
 pub use report::{Cell, Column, PaperReport, Row};
-
-/// A paper, in the version whose figures are shown.
-#[derive(Debug)]
-struct Paper {
-    title: &'static str,
-    version: &'static str,
-    experiments: &'static [Experiment],
-}
-
-/// An experiment of a paper.
-#[derive(Debug)]
-struct Experiment {
-    name: &'static str,
-    /// Where it stands in the paper.
-    place: &'static str,
-    title: &'static str,
-    /// What the paper says about it.
-    claim: &'static str,
-    needs: Needs,
-    run: fn(&Input<'_>) -> anyhow::Result<Findings>,
-}
-
-impl Experiment {
-    const fn new(
-        name: &'static str,
-        place: &'static str,
-        title: &'static str,
-        claim: &'static str,
-        needs: Needs,
-        run: fn(&Input<'_>) -> anyhow::Result<Findings>,
-    ) -> Self {
-        Experiment {
-            name,
-            place,
-            title,
-            claim,
-            needs,
-            run,
-        }
-    }
-}
-
-/// The calls of an experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Needs {
-    /// Recorded calls; without a trace they are generated.
-    Calls,
-    /// Recorded calls, and those of another workload as --warm.
-    OtherCalls,
-    /// Recorded samples of prompts, many of each.
-    Groups,
-    /// Recorded samples of prompts; without a trace the lengths of Seer's three workloads are drawn.
-    Rollouts,
-    /// None.
-    Nothing,
-}
-
-impl Needs {
-    fn in_words(self) -> &'static str {
-        match self {
-            Needs::Calls => "calls",
-            Needs::OtherCalls => "calls, and others as --warm",
-            Needs::Groups => "samples of prompts",
-            Needs::Rollouts => "samples of prompts, or nothing",
-            Needs::Nothing => "nothing",
-        }
-    }
-}
 
 /// All papers, in the order of the list.
 const PAPERS: [&Paper; 4] = [

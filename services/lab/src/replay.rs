@@ -17,6 +17,7 @@
 
 mod account;
 mod breakdown;
+mod by_length;
 mod clock;
 mod counts;
 mod eagle3;
@@ -32,7 +33,9 @@ mod report;
 mod serve;
 mod setup;
 mod shared_indexes;
+mod source;
 mod sweep;
+mod sweep_report;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trace;
@@ -43,15 +46,16 @@ use crate::text_table::print_report;
 use trace::{RecordedCall, Traces, tokenizer};
 
 pub use account::Reliability;
-pub use breakdown::{Breakdown, LengthRow};
+pub use breakdown::Breakdown;
+pub use by_length::LengthRow;
 pub use clock::DurationsUs;
 pub use eagle3::Eagle3;
 pub use engine_model::EngineModel;
 pub(crate) use engine_model::{DEFAULT_ENGINE_MODEL, StepLoad};
 pub(crate) use judge::{DraftRequest, Judge, Judging, StepDraft, VerifiedChoice};
 pub(crate) use mba::{DRAFT_TOKENS_MAX, draft_tokens, expected_tokens};
+pub use options::ReplayOptions;
 pub(crate) use options::once;
-pub use options::{ReplayOptions, ReplaySource};
 pub use parallel::ReplayProgress;
 pub(crate) use parallel::run_in_parallel;
 pub use policy::Policy;
@@ -60,7 +64,9 @@ pub use report::{PolicyReport, ReplayReport, SourceCounts};
 pub(crate) use serve::Tally;
 pub(crate) use setup::{Outcome, Setup, worker_rules};
 pub use shared_indexes::SharedIndexSizes;
-pub use sweep::{Sweep, SweepKey, SweepReport, SweepRow};
+pub use source::ReplaySource;
+pub use sweep::{Sweep, SweepKey};
+pub use sweep_report::{SweepReport, SweepRow};
 pub use window::Window;
 
 /// Runs `refrain replay`, and prints its report.
@@ -70,9 +76,9 @@ pub use window::Window;
 pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
     let line = ProgressLine::default();
     if let Some(sweep) = &options.sweep {
-        let report = sweep.run(options, |options, done| {
+        let report = SweepReport::run(sweep, options, |options, done| {
             run(options, |progress| {
-                let share = done + progress.share / sweep.len() as f64;
+                let share = done + progress.share / sweep.values.len() as f64;
                 ReplayProgress { share, ..progress }.show_on(&line);
             })
         })?;

@@ -68,8 +68,8 @@ mod tests {
         assert_eq!(entropy(&[]), None);
         assert_eq!(entropy(&[&[], &[]]), None);
         assert_eq!(entropy(&[&[7; 10]]), Some(0.0));
-        // Two tokens in turns: only the empty pattern has two continuations, which is one bit for 6 tokens. Patterns of
-        // one to four tokens that occur more than once are continued 3 + 2, 2 + 2, 2 + 1 and 1 times.
+        // Two tokens in turns: only the empty pattern has two continuations, which is one bit for 6 tokens.
+        // Patterns of one to four tokens that occur more than once are continued 3 + 2, 2 + 2, 2 + 1 and 1 times.
         let found = entropy(&[&[1, 2, 1, 2, 1, 2]]).expect("there are tokens");
         assert!((found - 6.0 / 19.0).abs() < 1e-12, "{found}");
         // The empty pattern has 4 tokens; token 1 continues with 2 or 3, which is one bit and 2 tokens.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 
-use super::Needs;
 use super::generated::Kind;
+use super::needs::Needs;
 use super::options::PaperOptions;
 use crate::progress::ProgressLine;
 use crate::replay::trace::{RecordedCall, Traces, tokenizer};
@@ -99,7 +99,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The last quarter of the calls, to be replayed after the warm calls, or after those before it if there are none.
+    /// The last quarter of the calls, to be replayed after the warm calls, or after those before it if there are
+    /// none.
     pub(super) fn last_quarter(&self, kind: Kind, seed: u64) -> Calls {
         let mut known = self.calls(kind, seed).into_owned();
         let replayed = known.split_off(known.len() - known.len().div_ceil(4));
@@ -120,37 +121,31 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The names of all workloads, in the order in which they first occur.
-    pub(super) fn workloads(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        if !self.is_recorded() {
-            return [Kind::Agents, Kind::OpenText, Kind::Samples]
-                .map(|kind| kind.name().to_owned())
-                .to_vec();
-        }
-        for call in &self.recorded {
-            let name = workload(call);
-            if !names.contains(&name) {
-                names.push(name);
+    /// The calls of each workload, in the order in which these first occur.
+    pub(super) fn by_workload(&self, seed: u64) -> Vec<(String, Vec<RecordedCall>)> {
+        let kinds = [Kind::Agents, Kind::OpenText, Kind::Samples];
+        let mut workloads: Vec<(String, Vec<RecordedCall>)> = Vec::new();
+        let all = match self.is_recorded() {
+            true => self.recorded.clone(),
+            false => (kinds.iter())
+                .flat_map(|kind| kind.calls(seed, self.docs_max()))
+                .collect(),
+        };
+        for call in all {
+            let name = call.workload.clone();
+            let name = name.unwrap_or_else(|| "(unnamed)".to_owned());
+            match workloads.iter_mut().find(|(of, _)| *of == name) {
+                Some((_, calls)) => calls.push(call),
+                None => workloads.push((name, vec![call])),
             }
         }
-        names
+        workloads
     }
 
-    /// The calls of one of these workloads.
-    pub(super) fn of_workload(&self, name: &str, seed: u64) -> Vec<RecordedCall> {
-        if !self.is_recorded() {
-            let kinds = [Kind::Agents, Kind::OpenText, Kind::Samples].into_iter();
-            let named = kinds.filter(|kind| kind.name() == name);
-            return named
-                .flat_map(|kind| kind.calls(seed, self.docs_max()))
-                .collect();
-        }
-        let calls = self.recorded.iter();
-        calls
-            .filter(|call| workload(call) == name)
-            .cloned()
-            .collect()
+    /// The calls of the workload with this number.
+    pub(super) fn of_workload(&self, number: usize, seed: u64) -> Vec<RecordedCall> {
+        let workload = self.by_workload(seed).into_iter().nth(number);
+        workload.map_or_else(Vec::new, |(_, calls)| calls)
     }
 
     /// Says which calls were used.
@@ -174,9 +169,4 @@ impl<'a> Input<'a> {
             (_, false) => format!("generated calls, seeds 1 to {}", self.options.seeds),
         }
     }
-}
-
-fn workload(call: &RecordedCall) -> String {
-    let name = call.workload.clone();
-    name.unwrap_or_else(|| "(unnamed)".to_owned())
 }

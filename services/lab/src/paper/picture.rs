@@ -25,7 +25,7 @@ pub(super) fn svg(report: &PaperReport) -> anyhow::Result<String> {
     drawn.map_err(|error| anyhow!("{}: {error}", report.name))
 }
 
-/// The page: claim, table, picture and notes.
+/// The page: claim, table, picture and note.
 ///
 /// # Errors
 /// As [`svg`].
@@ -58,9 +58,8 @@ pub(super) fn html(report: &PaperReport) -> anyhow::Result<String> {
     }
     page.push_str("</table>\n");
     page.push_str(&svg(report)?);
-    for note in &report.findings.notes {
-        let _ = writeln!(page, "<p>{}</p>", escaped(note));
-    }
+    let note = escaped(&report.findings.note);
+    let _ = writeln!(page, "<p>{note}</p>");
     page.push_str("</body>\n</html>\n");
     Ok(page)
 }

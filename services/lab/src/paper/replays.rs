@@ -121,7 +121,7 @@ impl Outcomes<'_> {
         Cell::over(self.case.iter().map(value))
     }
 
-    /// What drafts brought by a length, a row for each range.
+    /// The counts by a length, a row for each range.
     pub(super) fn by(&self, what: Breakdown, values: &[fn(&LengthRow) -> Option<f64>]) -> Vec<Row> {
         let mut by_length: BTreeMap<u64, Vec<LengthRow>> = BTreeMap::new();
         for row in self

@@ -1,7 +1,5 @@
 //! The report of an experiment, for people and for programs.
 
-use std::fmt::Write;
-
 use serde::Serialize;
 
 use super::options::PaperOptions;
@@ -12,7 +10,7 @@ use crate::text_table::text_table;
 pub struct PaperReport {
     /// The experiment.
     pub name: &'static str,
-    /// What it shows.
+    /// Its subject.
     pub title: &'static str,
     /// The paper.
     pub paper: &'static str,
@@ -20,29 +18,47 @@ pub struct PaperReport {
     pub version: &'static str,
     /// Where the experiment stands in it.
     pub place: &'static str,
-    /// What the paper says about it.
+    /// The paper's words about it.
     pub claim: &'static str,
     /// The calls that were used.
     pub data: String,
-    /// Table and notes.
+    /// Table and note.
     #[serde(flatten)]
     pub(super) findings: Findings,
     /// The options.
     pub settings: PaperOptions,
 }
 
-/// What an experiment found.
+/// The findings of an experiment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Findings {
-    /// What the rows are.
+    /// The head above the names of the rows.
     pub(super) rows_are: &'static str,
     pub(super) columns: Vec<Column>,
     pub(super) rows: Vec<Row>,
     /// How the experiment differs from the paper's.
-    pub(super) notes: Vec<String>,
-    /// What the picture has on its axes.
+    pub(super) note: String,
+    /// The names of the picture's axes.
     #[serde(skip)]
     pub(super) axes: (&'static str, &'static str),
+}
+
+impl Findings {
+    pub(super) fn new(
+        rows_are: &'static str,
+        columns: &[Column],
+        rows: impl IntoIterator<Item = Row>,
+        axes: (&'static str, &'static str),
+        note: impl Into<String>,
+    ) -> Self {
+        Findings {
+            rows_are,
+            columns: columns.to_vec(),
+            rows: rows.into_iter().collect(),
+            note: note.into(),
+            axes,
+        }
+    }
 }
 
 /// A column.
@@ -175,13 +191,7 @@ impl PaperReport {
         );
         let lines = self.lines();
         text += &text_table(1, &[], lines);
-        for note in &self.findings.notes {
-            let _ = write!(text, "\n{note}");
-        }
-        if !self.findings.notes.is_empty() {
-            text.push('\n');
-        }
-        text
+        text + "\n" + &self.findings.note + "\n"
     }
 
     /// The cells of the table, the head first.

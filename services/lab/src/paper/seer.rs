@@ -6,12 +6,13 @@ use std::collections::HashMap;
 
 use anyhow::ensure;
 
+use super::experiment::{Experiment, Paper};
 use super::generated::Kind;
 use super::input::{Calls, Input};
+use super::needs::Needs;
 use super::replays::{Case, Replays};
 use super::report::{Cell, Column, Findings, Row};
 use super::rollouts::{Rollouts, cell, ratio, workloads};
-use super::{Experiment, Needs, Paper};
 use crate::replay::Policy;
 use crate::replay::trace::RecordedCall;
 use crate::simulate::{Moment, RunReport};
@@ -158,9 +159,9 @@ fn table_2(input: &Input<'_>) -> anyhow::Result<Findings> {
         let cells = cells.flat_map(|(published, measured)| [published, *measured]);
         Row::new(references.to_string(), cells.collect()).at(*references as f64)
     });
-    Ok(Findings {
-        rows_are: "finished samples",
-        columns: vec![
+    Ok(Findings::new(
+        "finished samples",
+        &[
             Column::published("1 path", 2).drawn(),
             Column::measured("1 path", 2).drawn(),
             Column::published("2 paths", 2),
@@ -168,13 +169,13 @@ fn table_2(input: &Input<'_>) -> anyhow::Result<Findings> {
             Column::published("4 paths", 2).drawn(),
             Column::measured("4 paths", 2).drawn(),
         ],
-        rows: rows.collect(),
-        notes: vec![format!(
+        rows,
+        ("finished samples", "tokens per step"),
+        format!(
             "The last of the first {needed} samples of {groups} groups, with paths of 8 tokens. The paper has 20 groups \
              of Qwen2-VL-72B."
-        )],
-        axes: ("finished samples", "tokens per step"),
-    })
+        ),
+    ))
 }
 
 /// The calls by their groups, in the order in which these first occur. Other calls are left out.
@@ -235,17 +236,17 @@ fn steps(input: &Input<'_>) -> anyhow::Result<Findings> {
             rows.push(Row::new(format!("{}, {step}", workload.name), cells));
         }
     }
-    Ok(Findings {
-        rows_are: "step",
-        columns: vec![
+    Ok(Findings::new(
+        "step",
+        &[
             Column::published("v1", 2).drawn(),
             Column::published("v3", 2).drawn(),
             Column::measured("throughput", 2).drawn(),
         ],
         rows,
-        notes: vec![SIMULATED.into()],
-        axes: ("", "throughput, relative to the baseline"),
-    })
+        ("", "throughput, relative to the baseline"),
+        SIMULATED,
+    ))
 }
 
 fn figure_8(input: &Input<'_>) -> anyhow::Result<Findings> {
@@ -264,9 +265,9 @@ fn figure_8(input: &Input<'_>) -> anyhow::Result<Findings> {
             rows.push(Row::new(format!("{}, {system}", workload.name), cells));
         }
     }
-    Ok(Findings {
-        rows_are: "system",
-        columns: vec![
+    Ok(Findings::new(
+        "system",
+        &[
             Column::published("rollout, s (v3)", 0).drawn(),
             Column::measured("rollout, s", 0).drawn(),
             Column::published("tail, s (v3)", 0).drawn(),
@@ -274,11 +275,9 @@ fn figure_8(input: &Input<'_>) -> anyhow::Result<Findings> {
             Column::measured("tail, of the baseline's", 2),
         ],
         rows,
-        notes: vec![format!(
-            "The tail is the time after nine tenths of the requests are done. {SIMULATED}"
-        )],
-        axes: ("", "seconds"),
-    })
+        ("", "seconds"),
+        format!("The tail is the time after nine tenths of the requests are done. {SIMULATED}"),
+    ))
 }
 
 /// The course of two settings over a rollout: a row for each of them and twentieth of the time.
@@ -302,18 +301,18 @@ fn over_time(
             rows.push(row.of(*name).at(until));
         }
     }
-    Ok(Findings {
-        rows_are: "share of the rollout's time",
-        columns: vec![
+    Ok(Findings::new(
+        "share of the rollout's time",
+        &[
             Column::measured(column, 2).drawn(),
             Column::measured("running requests", 1),
         ],
         rows,
-        notes: vec![format!(
+        ("% of the rollout's time", axis),
+        format!(
             "Means over all instances and over a twentieth of the time; Qwen2-VL-72B, or the first trace. {SIMULATED}"
-        )],
-        axes: ("% of the rollout's time", axis),
-    })
+        ),
+    ))
 }
 
 fn figure_9(input: &Input<'_>) -> anyhow::Result<Findings> {
@@ -349,9 +348,9 @@ fn figure_10(input: &Input<'_>) -> anyhow::Result<Findings> {
             rows.push(Row::new(*order, cells));
         }
     }
-    Ok(Findings {
-        rows_are: "order",
-        columns: vec![
+    Ok(Findings::new(
+        "order",
+        &[
             Column::published("v1", 2),
             Column::published("v3", 2).drawn(),
             Column::measured("throughput", 2).drawn(),
@@ -360,11 +359,11 @@ fn figure_10(input: &Input<'_>) -> anyhow::Result<Findings> {
             Column::measured("tail", 2).drawn(),
         ],
         rows,
-        notes: vec![format!(
+        ("", "relative to the baseline"),
+        format!(
             "Relative to the baseline; Qwen2-VL-72B, or the first trace. No drafts. {SIMULATED}"
-        )],
-        axes: ("", "relative to the baseline"),
-    })
+        ),
+    ))
 }
 
 fn figure_11(input: &Input<'_>) -> anyhow::Result<Findings> {
@@ -393,17 +392,17 @@ fn figure_11(input: &Input<'_>) -> anyhow::Result<Findings> {
             rows.push(Row::new(format!("{}, {name}", workload.name), cells));
         }
     }
-    Ok(Findings {
-        rows_are: "drafts",
-        columns: vec![
+    Ok(Findings::new(
+        "drafts",
+        &[
             Column::measured("throughput", 2).drawn(),
             Column::measured("accepted per step", 2).drawn(),
         ],
         rows,
-        notes: vec![format!(
+        ("", "relative to no drafts"),
+        format!(
             "Relative to no drafts in the same order. The paper's figures are of one workload, and those of the step \
              with drafts of Qwen2-VL-72B. {SIMULATED}"
-        )],
-        axes: ("", "relative to no drafts"),
-    })
+        ),
+    ))
 }

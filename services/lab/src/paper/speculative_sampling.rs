@@ -2,9 +2,10 @@
 
 use refrain_speculation::verify::sampled::{self, Weight};
 
+use super::experiment::{Experiment, Paper};
 use super::input::Input;
+use super::needs::Needs;
 use super::report::{Cell, Column, Findings, Row};
-use super::{Experiment, Needs, Paper};
 use crate::simulate::Random;
 
 pub(super) const PAPER: Paper = Paper {
@@ -53,22 +54,22 @@ fn by_gamma(input: &Input<'_>) -> anyhow::Result<Findings> {
             rows.push(Row::new(name, cells).of(kind).at(gamma as f64));
         }
     }
-    Ok(Findings {
-        rows_are: "",
-        columns: vec![
+    Ok(Findings::new(
+        "",
+        &[
             Column::measured("acceptance a", 3),
             Column::published("tokens per step", 3),
             Column::measured("tokens per step", 3).drawn(),
             Column::measured("acceptance of the most probable token", 3),
         ],
         rows,
-        notes: vec![format!(
+        ("gamma", "tokens per step"),
+        format!(
             "The verifier of the mesh, on distributions over {VOCABULARY} tokens that are drawn anew at each position. \
              The target's logits are normal with a spread of {LOGIT_SPREAD}, and the drafter's are off by a spread of \
              {DRAFTER_ERROR}. The last column is a drafter that offers its most probable token."
-        )],
-        axes: ("gamma", "tokens per step"),
-    })
+        ),
+    ))
 }
 
 /// Expected tokens of a step.
@@ -76,7 +77,7 @@ fn expected_tokens(acceptance: f64, gamma: usize) -> f64 {
     (0..=gamma).map(|nth| acceptance.powi(nth as i32)).sum()
 }
 
-/// What the steps of a seed brought.
+/// The outcome of the steps of a seed.
 struct Drawn {
     /// The mean of what target and drafter have in common.
     acceptance: f64,

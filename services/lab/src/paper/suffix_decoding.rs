@@ -1,10 +1,11 @@
 //! SuffixDecoding (arXiv 2411.04975, version 3): figures 2, 7, 8 and 9, and tables 1 to 4.
 
+use super::experiment::{Experiment, Paper};
 use super::generated::Kind;
 use super::input::{Calls, Input};
+use super::needs::Needs;
 use super::replays::{COLUMNS, Case, Outcomes, Replays, replay_case};
 use super::report::{Cell, Column, Findings, Row};
-use super::{Experiment, Needs, Paper};
 use crate::analyze::{ENTROPY_BANDS, empirical_entropy_bits};
 use crate::replay::{Breakdown, LengthRow, Policy};
 
@@ -133,14 +134,15 @@ const AGENTIC_SQL_SPEEDUPS: [(f64, f64); 5] = [
 ];
 
 /// Heads that bring the tokens per step and the speed-up of EAGLE-3 in the tables of the appendix: 4.647 tokens and
-/// 2.367 times on Spec-Bench, 3.160 and 1.623 on AgenticSQL. The costs include the larger steps that verify its trees.
+/// 2.367 times on Spec-Bench, 3.160 and 1.623 on AgenticSQL. The costs include the larger steps that verify its
+/// trees.
 const SPEC_BENCH_HEAD: (f64, f64) = (0.821, 0.12);
 const AGENTIC_SQL_HEAD: (f64, f64) = (0.695, 0.12);
 
 /// Most outputs of a workload from which the entropy is computed.
 const ENTROPY_OUTPUTS: usize = 100;
 
-/// What every replay of this paper shares: Algorithm 1 without a head.
+/// The options of every replay without a head: Algorithm 1.
 const ALGORITHM_1: &str = "--preset paper --eagle3 off";
 
 fn paper(options: &str) -> Case {
@@ -163,20 +165,18 @@ fn figure_2a(input: &Input<'_>) -> anyhow::Result<Findings> {
     let rows = replays
         .cases()
         .flat_map(|of| of.by(Breakdown::MatchLength, &values));
-    Ok(Findings {
-        rows_are: "match, tokens",
-        columns: vec![
+    Ok(Findings::new(
+        "match, tokens",
+        &[
             Column::measured("steps", 0),
             Column::measured("drafted per step", 2),
             Column::measured("accepted per step", 2).drawn(),
             Column::measured("acceptance", 3),
         ],
-        rows: rows.collect(),
-        notes: vec![
-            "Algorithm 1 with alpha 4, over the steps that had a draft. A match counts as 64 tokens at most.".into(),
-        ],
-        axes: ("tokens that matched", "accepted tokens per step"),
-    })
+        rows,
+        ("tokens that matched", "accepted tokens per step"),
+        "Algorithm 1 with alpha 4, over the steps that had a draft. A match counts as 64 tokens at most.",
+    ))
 }
 
 fn figure_2b(input: &Input<'_>) -> anyhow::Result<Findings> {
@@ -197,32 +197,32 @@ fn figure_2b(input: &Input<'_>) -> anyhow::Result<Findings> {
         let acceptance = outcomes.acceptance().map_or(0.0, |cell| cell.mean);
         Row::new(name, outcomes.cells()).of(kind).at(acceptance)
     });
-    Ok(Findings {
-        rows_are: "draft",
-        columns: COLUMNS.to_vec(),
-        rows: rows.collect(),
-        notes: vec![MODELLED.into()],
-        axes: ("acceptance", "speed-up"),
-    })
+    Ok(Findings::new(
+        "draft",
+        &COLUMNS,
+        rows,
+        ("acceptance", "speed-up"),
+        MODELLED,
+    ))
 }
 
 fn figure_7(input: &Input<'_>) -> anyhow::Result<Findings> {
     let cases = ["request", "global", "request,global"]
         .map(|sources| paper(&format!("--sources {sources}")));
     let mut rows = Vec::new();
-    for workload in input.workloads() {
+    for (number, (workload, _)) in input.by_workload(1).into_iter().enumerate() {
         let calls = |seed| Calls {
             known: Vec::new(),
-            replayed: input.of_workload(&workload, seed),
+            replayed: input.of_workload(number, seed),
         };
         let replays = Replays::run(input, input.seeds(false), calls, &cases)?;
         let tokens = replays.cases().map(|outcomes| outcomes.tokens_per_step());
         let speedups = replays.cases().map(|outcomes| outcomes.speedup());
-        rows.push(Row::new(&*workload, tokens.chain(speedups).collect()));
+        rows.push(Row::new(workload, tokens.chain(speedups).collect()));
     }
-    Ok(Findings {
-        rows_are: "workload",
-        columns: vec![
+    Ok(Findings::new(
+        "workload",
+        &[
             Column::measured("tokens: request", 2),
             Column::measured("all outputs", 2),
             Column::measured("both", 2),
@@ -231,11 +231,11 @@ fn figure_7(input: &Input<'_>) -> anyhow::Result<Findings> {
             Column::measured("speed-up: both", 2).drawn(),
         ],
         rows,
-        notes: vec![format!(
+        ("", "speed-up"),
+        format!(
             "Each workload by itself, from an empty memory that takes in each output. {MODELLED}"
-        )],
-        axes: ("", "speed-up"),
-    })
+        ),
+    ))
 }
 
 /// Numbers of known calls, each twice the one before, up to all of them.
@@ -259,15 +259,15 @@ fn figure_8(input: &Input<'_>) -> anyhow::Result<Findings> {
         .iter()
         .zip(replays.cases())
         .map(|(size, outcomes)| Row::new(size.to_string(), outcomes.cells()).at(*size as f64));
-    Ok(Findings {
-        rows_are: "known outputs",
-        columns: COLUMNS.to_vec(),
-        rows: rows.collect(),
-        notes: vec![format!(
+    Ok(Findings::new(
+        "known outputs",
+        &COLUMNS,
+        rows,
+        ("known outputs", "speed-up"),
+        format!(
             "The last quarter of the calls, or all of them after those of --warm. Nothing is added meanwhile. {MODELLED}"
-        )],
-        axes: ("known outputs", "speed-up"),
-    })
+        ),
+    ))
 }
 
 fn figure_9(input: &Input<'_>) -> anyhow::Result<Findings> {
@@ -316,31 +316,32 @@ fn figure_9(input: &Input<'_>) -> anyhow::Result<Findings> {
         ];
         Row::new(count.to_string(), cells).at(*count as f64)
     });
-    Ok(Findings {
-        rows_are: "own outputs",
-        columns: vec![
+    Ok(Findings::new(
+        "own outputs",
+        &[
             Column::published("speed-up", 1).drawn(),
             Column::measured("speed-up", 2).drawn(),
             Column::measured("without the other's", 2).drawn(),
             Column::published("acceptance", 2),
             Column::measured("acceptance", 3),
         ],
-        rows: rows.collect(),
-        notes: vec![format!(
+        rows,
+        ("outputs of the workload itself", "speed-up"),
+        format!(
             "The last quarter of the calls, after all of the other workload and the first of its own. The paper has \
              SpiderSQL after WildChat. {MODELLED}"
-        )],
-        axes: ("outputs of the workload itself", "speed-up"),
-    })
+        ),
+    ))
 }
 
 fn table_1(input: &Input<'_>) -> anyhow::Result<Findings> {
     let published = ENTROPIES.map(|(name, entropy)| {
         Row::new(format!("paper: {name}"), vec![Cell::exact(entropy), None])
     });
-    let measured = input.workloads().into_iter().map(|workload| {
+    let workloads = input.by_workload(1).into_iter().enumerate();
+    let measured = workloads.map(|(number, (workload, _))| {
         let entropies = input.seeds(false).map(|seed| {
-            let calls = input.of_workload(&workload, seed);
+            let calls = input.of_workload(number, seed);
             let apart = calls.len().div_ceil(ENTROPY_OUTPUTS).max(1);
             let outputs = calls.iter().step_by(apart).map(|call| &call.output[..]);
             empirical_entropy_bits(&outputs.collect::<Vec<_>>())
@@ -357,18 +358,18 @@ fn table_1(input: &Input<'_>) -> anyhow::Result<Findings> {
             .map_or(0.0, |cell| cell.mean)
     };
     rows.sort_by(|a, b| entropy(a).total_cmp(&entropy(b)));
-    Ok(Findings {
-        rows_are: "workload",
-        columns: vec![
+    Ok(Findings::new(
+        "workload",
+        &[
             Column::published("entropy", 2).drawn(),
             Column::measured("entropy, bits", 2).drawn(),
         ],
         rows,
-        notes: vec![format!(
+        ("", "entropy"),
+        format!(
             "{ENTROPY_BANDS} The paper does not name its logarithm, so compare the order rather than the figures."
-        )],
-        axes: ("", "entropy"),
-    })
+        ),
+    ))
 }
 
 fn table_2(input: &Input<'_>) -> anyhow::Result<Findings> {
@@ -408,9 +409,9 @@ fn table_2(input: &Input<'_>) -> anyhow::Result<Findings> {
         ];
         rows.push(Row::new(size.to_string(), cells));
     }
-    Ok(Findings {
-        rows_are: "known outputs",
-        columns: vec![
+    Ok(Findings::new(
+        "known outputs",
+        &[
             Column::measured("tokens", 0),
             Column::measured("bytes per token", 1).drawn(),
             Column::measured("sealed", 1).drawn(),
@@ -418,13 +419,10 @@ fn table_2(input: &Input<'_>) -> anyhow::Result<Findings> {
             Column::measured("look up, us per drafted token", 2).drawn(),
         ],
         rows,
-        notes: vec![
-            "The times are those of this machine and this build. The paper's outputs repeat their own beginnings, which \
-             takes less memory for a token."
-                .into(),
-        ],
-        axes: ("", "bytes, or microseconds"),
-    })
+        ("", "bytes, or microseconds"),
+        "The times are those of this machine and this build. The paper's outputs repeat their own beginnings, which \
+             takes less memory for a token.",
+    ))
 }
 
 fn by_tau(
@@ -460,19 +458,19 @@ fn by_tau(
         ];
         Row::new(tau.to_string(), cells).at(*tau)
     });
-    Ok(Findings {
-        rows_are: "tau",
-        columns: vec![
+    Ok(Findings::new(
+        "tau",
+        &[
             Column::published("speed-up", 2).drawn(),
             Column::measured("speed-up", 2).drawn(),
             Column::measured("tokens per step", 2),
             Column::measured("steps of the head", 2),
         ],
-        rows: rows.collect(),
-        notes: vec![format!(
+        rows,
+        ("tau", "speed-up"),
+        format!(
             "The head is simulated. It brings the tokens per step and the speed-up that the paper measured with EAGLE-3. \
              {MODELLED}"
-        )],
-        axes: ("tau", "speed-up"),
-    })
+        ),
+    ))
 }

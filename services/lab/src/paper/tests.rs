@@ -1,6 +1,8 @@
 //! Each experiment on few calls: it runs, and shows what it has to.
 
+use super::needs::Needs;
 use super::replays::parsed;
+use super::report::Findings;
 use super::*;
 
 fn options(words: &str) -> PaperOptions {

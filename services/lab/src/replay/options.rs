@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use clap::{ArgGroup, Args, ValueEnum};
+use clap::{ArgGroup, Args};
 use refrain_speculation::draft::{Expansion, Setting};
 use refrain_speculation::router::Threshold;
 use serde::{Serialize, Serializer};
@@ -15,6 +15,7 @@ use super::judge::Judging;
 use super::policy::Policy;
 use super::presets::{Preset, PresetChanges};
 use super::setup::{Setup, worker_rules};
+use super::source::ReplaySource;
 use super::sweep::Sweep;
 
 /// The traces to replay, and the settings. Defaults of drafts are those of a worker.
@@ -157,29 +158,9 @@ pub struct ReplayOptions {
     pub json: bool,
 }
 
-/// A source of drafts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum ReplaySource {
-    /// The request's own prompt and output so far.
-    Request,
-    /// The samples of the request's group.
-    Group,
-    /// All outputs of the tenant.
-    Global,
-}
-
-impl ReplaySource {
-    const ALL: [ReplaySource; 3] = [
-        ReplaySource::Request,
-        ReplaySource::Group,
-        ReplaySource::Global,
-    ];
-}
-
 impl ReplayOptions {
     /// The same options with each value once, and with the defaults filled in. `policies` is empty if nothing is
-    /// compared. What changes a preset stays as it is.
+    /// compared. Changes of a preset stay as they are.
     pub(super) fn settled(&self) -> Self {
         let mut settled = self.clone();
         settled.concurrency = once(&self.concurrency);

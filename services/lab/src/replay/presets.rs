@@ -1,8 +1,8 @@
 //! The rules of other systems, for comparison on the same calls.
 //!
 //! Each system drafts from its own sources. Prompt lookup uses the request alone, SAM decoding the request and a
-//! corpus that is known from the start, and SuffixDecoding the request and all earlier outputs. What the options
-//! change in a preset are its [`PresetChanges`].
+//! corpus that is known from the start, and SuffixDecoding the request and all earlier outputs. The options can
+//! make [`PresetChanges`].
 
 mod automaton;
 mod chain;
@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use refrain_speculation::draft::{Expansion, ProposeParams};
 use serde::Serialize;
 
-use super::options::ReplaySource;
+use super::source::ReplaySource;
 
 pub(super) use automaton::Automaton;
 pub(super) use pld::{PLD_DRAFT_TOKENS, look_up};
@@ -46,7 +46,7 @@ pub(crate) enum Drafter {
     None,
 }
 
-/// What the options change in a preset.
+/// Changes that the options make in a preset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PresetChanges {
     pub(super) alpha: Option<f32>,

@@ -6,7 +6,8 @@ use refrain_speculation::draft::{Scope, Source};
 use serde::Serialize;
 
 use super::account::Reliability;
-use super::breakdown::{self, Breakdown, LengthRow};
+use super::breakdown::{self, Breakdown};
+use super::by_length::LengthRow;
 use super::clock::DurationsUs;
 use super::counts::Acceptance;
 use super::options::ReplayOptions;
@@ -59,7 +60,7 @@ pub struct ReplayReport {
     /// Tokens per step over the course of the calls, with `--window`: `suffix` at the first number of requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
-    /// What drafts brought by a length, with `--by`: as the windows, of the first policy.
+    /// Steps by a length, with `--by`: as the windows, of the first policy.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub by: BTreeMap<Breakdown, Vec<LengthRow>>,
     /// Policies on a modelled engine, with `--policies` or `--engine-model`.

@@ -10,7 +10,7 @@ use refrain_speculation::draft::{
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
-use super::breakdown::AcceptanceByLength;
+use super::by_length::AcceptanceByLength;
 use super::clock::{Durations, Spent};
 use super::counts::{Acceptance, AcceptanceTable};
 use super::judge::{DraftChoice, DraftRequest, Judge, StepDraft, VerifiedChoice};

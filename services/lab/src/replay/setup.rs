@@ -8,11 +8,11 @@ use refrain_worker::SpeculationConfig;
 
 use super::account::Account;
 use super::judge::{Judge, Judging};
-use super::options::ReplaySource;
 use super::policy::Policy;
 use super::presets::{Drafter, PLD_DRAFT_TOKENS, PresetChanges, SamRules};
 use super::serve::{Serving, Tally, serve};
 use super::shared_indexes::{IndexCosts, SharedIndexConfig, SharedIndexes};
+use super::source::ReplaySource;
 use super::trace::RecordedCall;
 
 /// A worker's default settings of drafts.
@@ -28,7 +28,7 @@ pub(crate) struct Setup {
     pub(crate) judging: Judging,
     /// Draft nothing in steps of more requests than this.
     pub(crate) off_above_batch: Option<usize>,
-    /// What is changed in the preset of one policy.
+    /// The changes of the preset of one policy.
     pub(crate) changes: Option<(Policy, PresetChanges)>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::instance::{Instance, Span};
+use super::instance::Instance;
 
 /// Parts into which the makespan is divided.
 const MOMENTS: usize = 20;
@@ -18,23 +18,6 @@ pub struct Moment {
     pub kv_share: f64,
     /// Accepted draft tokens of a request in a step.
     pub accepted_per_step: f64,
-}
-
-impl Span {
-    /// The columns of a division of time that it reaches into, and the seconds within each.
-    pub(super) fn columns(
-        &self,
-        column_s: f64,
-        count: usize,
-    ) -> impl Iterator<Item = (usize, f64)> + '_ {
-        let first = (self.start_s / column_s) as usize;
-        let last = ((self.end_s / column_s) as usize).min(count.saturating_sub(1));
-        (first..=last).map(move |at| {
-            let from_s = self.start_s.max(at as f64 * column_s);
-            let to_s = self.end_s.min((at + 1) as f64 * column_s);
-            (at, (to_s - from_s).max(0.0))
-        })
-    }
 }
 
 /// The moments of a simulation.

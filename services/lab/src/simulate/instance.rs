@@ -53,7 +53,7 @@ pub(super) struct Advanced {
     pub(super) first: Vec<(usize, f64)>,
 }
 
-/// What one run of steps did.
+/// The counts of one run of steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Span {
     pub(super) start_s: f64,
@@ -65,6 +65,23 @@ pub(super) struct Span {
     /// As in the counts.
     pub(super) request_steps: f64,
     pub(super) decoded_tokens: f64,
+}
+
+impl Span {
+    /// The columns of a division of time that it reaches into, and the seconds within each.
+    pub(super) fn columns(
+        &self,
+        column_s: f64,
+        count: usize,
+    ) -> impl Iterator<Item = (usize, f64)> + '_ {
+        let first = (self.start_s / column_s) as usize;
+        let last = ((self.end_s / column_s) as usize).min(count.saturating_sub(1));
+        (first..=last).map(move |at| {
+            let from_s = self.start_s.max(at as f64 * column_s);
+            let to_s = self.end_s.min((at + 1) as f64 * column_s);
+            (at, (to_s - from_s).max(0.0))
+        })
+    }
 }
 
 /// The counts of an instance.
@@ -260,8 +277,8 @@ impl Instance {
             seat.read_tokens += u64::from(tokens);
             self.counts.read_tokens += u64::from(tokens);
             if seat.unread == 0 {
-                // The step that reads the last token of a context also emits a token, or the rest of one: drafts bring
-                // fractions of tokens, on average.
+                // The step that reads the last token of a context also emits a token, or the rest of one: drafts
+                // bring fractions of tokens, on average.
                 let token = seat.left.min(1.0);
                 if seat.generated == 0 && seat.emitted == 0.0 {
                     advanced.first.push((seat.job, end_s));

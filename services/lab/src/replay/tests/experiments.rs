@@ -1,4 +1,4 @@
-//! What experiments ask of a replay: breakdowns, changed presets, fewer warm calls, and sweeps.
+//! The options of a replay for experiments: breakdowns, changed presets, fewer warm calls, and sweeps.
 
 use serde_json::json;
 
@@ -95,7 +95,7 @@ fn a_sweep_has_a_row_for_each_value() -> anyhow::Result<()> {
         let args = format!("replay {path} --warm {path} --frozen --sources global {words}");
         let options = Cli::try_parse_from(args.split_whitespace())?.options;
         let sweep = options.sweep.as_ref().expect("it is named");
-        sweep.run(&options, |options, _| run(options, |_| {}))
+        SweepReport::run(sweep, &options, |options, _| run(options, |_| {}))
     };
     let steps = |report: &SweepReport| -> Vec<u64> {
         report.rows.iter().map(|row| row.report.steps).collect()
