@@ -1,36 +1,59 @@
 //! `refrain analyze`: would drafting help on these recorded calls?
 //!
-//! For each workload and tenant, the analysis says how predictable the text is, how much faster drafting would make a
-//! modelled engine, which alpha to set, and how much disk a month of outputs takes.
+//! The analysis answers in one sentence, with a range: how much faster drafting would make a modelled engine. It says
+//! where the gain comes from, what simpler means would bring, and what to do next. For each workload and tenant, it
+//! also says how predictable the text is, which alpha to set, and how much disk outputs take.
 //!
-//! Each workload of each tenant is replayed by itself, in order and from an empty memory. The prediction is therefore
-//! that of a beginning; [`Window`](crate::replay::Window)s show how it grows. Drafts are made with a worker's default
-//! settings.
+//! Each workload of each tenant is replayed by itself, in order and from an empty memory, or a sample of its sessions
+//! is. Drafts are made with a worker's default settings.
+//!
+//! [`AnalyzeReport`] has all of it, and the page shows it.
 
 mod alpha;
+mod answer;
+mod bootstrap;
 mod entropy;
 mod experiments;
 mod html;
 mod options;
+mod picture;
+mod prompts;
+mod repeats;
 mod report;
+mod sample;
+mod speed;
 #[cfg(test)]
 mod tests;
-mod workloads;
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use refrain_protocol::usage::{Period, hour_of};
+use refrain_tokenization::Tokenizer;
 
 use crate::progress::ProgressLine;
 use crate::replay::trace::{Traces, tokenizer};
-use crate::replay::{ReplayProgress, once, run_in_parallel};
+use crate::replay::{ReplayProgress, run_in_parallel};
 use crate::text_table::print_report;
-use experiments::Experiment;
-use workloads::WorkloadSorter;
+use experiments::{Answers, Experiment};
+use prompts::reused_tokens;
+use repeats::{Origin, Repeats, repeats};
+use report::PassageReport;
+use sample::Sampler;
+use speed::Row;
 
 pub use alpha::{AlphaChoice, FixedAlpha};
+pub use answer::{Answer, Verdict};
+pub use bootstrap::Range;
 pub(crate) use entropy::{ENTROPY_BANDS, empirical_entropy_bits};
 pub use html::html;
 pub use options::AnalyzeOptions;
+pub use repeats::Origins;
 pub use report::{AnalyzeReport, WorkloadReport};
+pub use speed::{MemoryPoint, SpeedReport};
+
+/// Passages that are shown.
+const PASSAGES: usize = 3;
 
 /// Runs `refrain analyze`, and prints its report.
 ///
@@ -41,9 +64,20 @@ pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
     let report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
     if let Some(path) = &options.html {
-        std::fs::write(path, html(&report)?).with_context(|| path.display().to_string())?;
+        let command: Vec<String> = std::env::args().skip(1).collect();
+        let page = html(&report, &today(), &format!("refrain {}", command.join(" ")));
+        std::fs::write(path, page).with_context(|| path.display().to_string())?;
     }
     Ok(print_report(&report, options.json, AnalyzeReport::table)?)
+}
+
+/// The date in UTC.
+fn today() -> String {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    let hour = hour_of(since_1970.map_or(0, |since| since.as_secs()));
+    let mut date = Period::Day.start_text(Period::Day.number(hour));
+    date.truncate("2026-01-31".len());
+    date
 }
 
 /// Analyzes the logs. `progress` receives the progress of all replays together.
@@ -54,32 +88,72 @@ pub fn run(
     options: &AnalyzeOptions,
     progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<AnalyzeReport> {
-    let options = &AnalyzeOptions {
-        concurrency: once(&options.concurrency),
-        ..options.clone()
-    };
+    let options = &options.settled();
     options.check()?;
-    let setup = options.setup()?;
+    let setups = options.setups()?;
     let tokenizer = tokenizer(options.tokenizer.as_deref())?;
-    let mut sorter = WorkloadSorter::new(options.rows, options.docs);
-    for call in Traces::new(&options.logs, tokenizer)? {
-        sorter.add(call?);
+    let mut sampler = Sampler::new(options.rows, options.docs, options.sample_tokens);
+    for call in Traces::new(&options.logs, tokenizer.clone())? {
+        let call = call?;
+        match sampler.keeps(&call) {
+            true => sampler.add(call),
+            false => {
+                sampler.count(&call, call.output.len() as u64);
+            }
+        }
     }
-    let workloads = sorter.into_workloads();
+    let span_s = sampler.span_s();
+    let workloads = sampler.into_workloads();
     let experiments = Experiment::all(options);
     let pieces = workloads.len() * experiments.len();
     let run_piece = |piece: usize, progress: &dyn Fn(ReplayProgress)| {
         let workload = &workloads[piece / experiments.len()];
         let experiment = experiments[piece % experiments.len()];
-        experiment.run(workload, &setup, options.alpha_docs, progress)
+        experiment.run(workload, &setups, options, progress)
     };
     let mut outcomes = run_in_parallel((0..pieces).collect(), run_piece, progress)?.into_iter();
-    let rows = workloads.iter().map(|workload| {
-        let answers: Vec<_> = experiments.iter().copied().zip(&mut outcomes).collect();
-        WorkloadReport::new(workload, &answers, options)
+    let answers: Vec<Answers> = workloads
+        .iter()
+        .map(|_| Answers(experiments.iter().copied().zip(&mut outcomes).collect()))
+        .collect();
+    let rows: Vec<(Row<'_>, Repeats)> = workloads
+        .iter()
+        .zip(&answers)
+        .map(|(workload, answers)| {
+            let row = Row {
+                workload,
+                answers,
+                engines: setups.iter().map(|setup| &setup.judging.engine).collect(),
+                reused: reused_tokens(workload),
+            };
+            (row, repeats(workload))
+        })
+        .collect();
+    let shown = tokenizer.filter(|_| !options.private);
+    let passages = shown.map_or_else(Vec::new, |tokenizer| passages(&rows, &tokenizer));
+    Ok(AnalyzeReport::new(&rows, span_s, passages, options))
+}
+
+/// For each origin, the passage with most tokens from there.
+fn passages(rows: &[(Row<'_>, Repeats)], tokenizer: &Tokenizer) -> Vec<PassageReport> {
+    let best = |origin: Origin| {
+        let of_rows = rows.iter().flat_map(|(row, repeats)| {
+            let passages = repeats.passages.iter();
+            passages.map(move |(count, passage)| (*count, row.workload, passage))
+        });
+        let of_origin = of_rows.filter(|(.., passage)| passage.of == origin);
+        of_origin.max_by_key(|(count, ..)| *count)
+    };
+    let found = [Origin::Session, Origin::Group, Origin::Others, Origin::Call].into_iter();
+    let found = found.filter_map(best).take(PASSAGES);
+    let shown = found.map(|(_, workload, passage)| PassageReport {
+        row: workload.name(),
+        origin: passage.of,
+        parts: passage
+            .parts
+            .iter()
+            .map(|(origin, tokens)| (*origin, tokenizer.decode(tokens)))
+            .collect(),
     });
-    Ok(AnalyzeReport {
-        rows: rows.collect(),
-        settings: options.clone(),
-    })
+    shown.collect()
 }

@@ -41,25 +41,39 @@ pub(crate) fn draw_curves<'b>(
     Ok(())
 }
 
-/// The page up to its body. `width_em` is the greatest width of the body.
+/// The page up to its body. `width_em` is the greatest width of the body. It is light or dark as the reader's screen
+/// is; pictures with colours of their own stay light.
 pub(crate) fn head(title: &str, width_em: u32) -> String {
+    let style = include_str!("page.css");
     format!(
         r#"<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 15px/1.5 sans-serif; max-width: {width_em}em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }}
-table {{ border-collapse: collapse; margin: 1em 0 }}
-th, td {{ padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd }}
-th:first-child, td:first-child {{ text-align: left }}
-svg {{ display: block; max-width: 100%; height: auto; margin: 1.5em 0 }}
+{style}body {{ max-width: {width_em}em }}
 </style>
 </head>
 <body>
 "#
     )
+}
+
+/// A table whose first line is its head. It scrolls by itself where the window is narrow.
+pub(crate) fn table(lines: &[Vec<String>]) -> String {
+    let mut table = "<div class=\"scroll\" tabindex=\"0\"><table>\n".to_owned();
+    for (at, line) in lines.iter().enumerate() {
+        let tag = if at == 0 { "th" } else { "td" };
+        let cells: Vec<String> = line
+            .iter()
+            .map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)))
+            .collect();
+        table.push_str(&format!("<tr>{}</tr>\n", cells.concat()));
+    }
+    table.push_str("</table></div>\n");
+    table
 }
 
 /// The text with the characters replaced that HTML gives a meaning.

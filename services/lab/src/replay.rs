@@ -61,7 +61,7 @@ pub(crate) use parallel::run_in_parallel;
 pub use policy::Policy;
 pub use presets::Preset;
 pub use report::{PolicyReport, ReplayReport, SourceCounts};
-pub(crate) use serve::Tally;
+pub(crate) use serve::{EndedCall, Tally};
 pub(crate) use setup::{Outcome, Setup, worker_rules};
 pub use shared_indexes::SharedIndexSizes;
 pub use source::ReplaySource;
@@ -121,7 +121,7 @@ pub fn run(
         let reading = traces.progress();
         let docs_max = options.docs.unwrap_or(usize::MAX);
         let setup = setup.with(policy, concurrency);
-        setup.replay(known, traces.take(docs_max), |tally| {
+        setup.replay(known, traces.take(docs_max), |tally, _| {
             progress(tally.progress(reading.share().max(tally.docs as f64 / docs_max as f64)));
         })
     };
@@ -141,7 +141,7 @@ pub(crate) fn replay_in_memory(
     options.check()?;
     let setup = options.setup()?.with(policy, options.concurrency[0]);
     let known = known.iter().cloned().map(Ok);
-    setup.replay(known, calls.iter().cloned().map(Ok), |_| {})
+    setup.replay(known, calls.iter().cloned().map(Ok), |_, _| {})
 }
 
 /// The replays to run. Most of the report is about the first; the others are compared. Plain decoding is always among

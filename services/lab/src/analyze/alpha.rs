@@ -3,10 +3,8 @@
 use refrain_speculation::draft::Setting;
 use serde::Serialize;
 
-use crate::text_table::number;
-
 /// Fixed values that are tried beside `auto`, the smallest first.
-pub(super) const ALPHAS: [f32; 6] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+pub(super) const ALPHAS: [f32; 4] = [2.0, 4.0, 8.0, 16.0];
 /// The gain over `auto` above which a fixed alpha is recommended. A smaller one may be that of these calls alone, and
 /// `auto` goes on following what it learns.
 const GAIN_MIN: f64 = 0.01;
@@ -16,8 +14,6 @@ const GAIN_MIN: f64 = 0.01;
 pub struct AlphaChoice {
     /// Requests at once.
     pub concurrency: usize,
-    /// Calls on which the values were tried: the first ones of the workload.
-    pub docs: u64,
     /// Output tokens per second of modelled engine time with `auto`.
     pub auto_tokens_per_s: Option<f64>,
     /// The fixed values that were tried.
@@ -43,7 +39,6 @@ impl AlphaChoice {
     /// Compares fixed values, the smallest first, with `auto`.
     pub(super) fn new(
         concurrency: usize,
-        docs: u64,
         auto_tokens_per_s: Option<f64>,
         fixed: Vec<FixedAlpha>,
     ) -> Self {
@@ -63,13 +58,17 @@ impl AlphaChoice {
         };
         AlphaChoice {
             concurrency,
-            docs,
             auto_tokens_per_s,
             fixed,
             best,
             gain,
             recommended,
         }
+    }
+
+    /// Whether a fixed value is recommended.
+    pub(super) fn is_fixed(&self) -> bool {
+        self.recommended != Setting::Auto
     }
 
     /// The line to set in `[worker.speculation]`.
@@ -80,31 +79,12 @@ impl AlphaChoice {
         }
     }
 
-    /// The head of the table of choices.
-    pub(super) const HEAD: [&str; 8] = [
-        "",
-        "calls",
-        "at",
-        "auto, tokens/s",
-        "best fixed",
-        "tokens/s",
-        "gain, %",
-        "[worker.speculation]",
-    ];
-
-    /// Its cells in that table, after the name of the workload.
-    pub(super) fn cells(&self) -> [String; 7] {
-        let best = self.best.as_ref();
-        let percent = |gain: f64| format!("{:+.1}", 100.0 * gain);
-        [
-            self.docs.to_string(),
-            self.concurrency.to_string(),
-            number(self.auto_tokens_per_s, 1),
-            number(best.map(|best| f64::from(best.alpha)), 0),
-            number(best.and_then(|best| best.goodput_tokens_per_s), 1),
-            self.gain.map_or_else(|| "-".to_owned(), percent),
-            self.config_line(),
-        ]
+    /// The recommended value.
+    pub(super) fn value(&self) -> String {
+        match self.recommended {
+            Setting::Auto => "auto".into(),
+            Setting::Fixed(alpha) => alpha.to_string(),
+        }
     }
 }
 
@@ -119,22 +99,19 @@ mod tests {
                 alpha,
                 goodput_tokens_per_s: Some(goodput),
             });
-            AlphaChoice::new(16, 30, Some(auto), fixed.collect())
+            AlphaChoice::new(16, Some(auto), fixed.collect())
         };
         let found = choice(100.0, &[(1.0, 90.0), (4.0, 104.0), (8.0, 103.0)]);
         assert_eq!(found.best.map(|best| best.alpha), Some(4.0));
         assert_eq!(found.recommended, Setting::Fixed(4.0));
-        assert_eq!(
-            found.cells(),
-            ["30", "16", "100.0", "4", "104.0", "+4.0", "alpha = 4"]
-        );
+        assert_eq!(found.config_line(), "alpha = 4");
         // The smallest of equal ones is the best, and a gain of less than 1 % is not worth a setting.
         let found = choice(100.0, &[(1.0, 100.9), (4.0, 100.9)]);
         assert_eq!(found.best.map(|best| best.alpha), Some(1.0));
         assert_eq!(found.recommended, Setting::Auto);
         let found = choice(100.0, &[(1.0, 60.0), (32.0, 95.0)]);
         assert_eq!(found.recommended, Setting::Auto);
-        assert_eq!(found.cells()[5..], ["-5.0", "alpha = \"auto\""]);
+        assert_eq!(found.config_line(), "alpha = \"auto\"");
     }
 
     #[test]
@@ -143,8 +120,7 @@ mod tests {
             alpha: 1.0,
             goodput_tokens_per_s: None,
         }];
-        let found = AlphaChoice::new(1, 0, None, fixed);
+        let found = AlphaChoice::new(1, None, fixed);
         assert_eq!((found.gain, found.recommended), (None, Setting::Auto));
-        assert_eq!(found.cells()[2..6], ["-", "1", "-", "-"]);
     }
 }

@@ -1,141 +1,141 @@
-//! The report as one self-contained page: tables, and plots as SVG.
+//! The answer as one self-contained page: pictures, real passages that repeat, tables, and every word explained.
 
 use std::fmt::Write;
 
-use anyhow::anyhow;
-use plotters::prelude::*;
+use refrain_protocol::names::is_invisible;
 
-use super::report::{AnalyzeReport, WorkloadReport};
-use crate::page::{self, Curve, draw_curves, escaped};
-use crate::replay::Policy;
+use super::answer::Verdict;
+use super::picture;
+use super::repeats::Origin;
+use super::report::{AnalyzeReport, PassageReport};
+use super::speed::SpeedReport;
+use crate::page::{self, escaped};
 
-/// Curves of one plot; more would be hard to distinguish.
-const CURVES_MAX: usize = 9;
-const SIZE: (u32, u32) = (760, 340);
+/// The words of the page, for readers who do not know them.
+const WORDS: &str = include_str!("words.html");
 
-/// Renders the page.
-///
-/// # Errors
-/// A plot that cannot be drawn.
-pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
-    let settings = &report.settings;
-    let first = settings.concurrency[0];
-    let mut page = page::head("Refrain: would drafting help?", 60);
+/// Renders the page. `date` and `command` are those of the analysis.
+pub fn html(report: &AnalyzeReport, date: &str, command: &str) -> String {
+    let mut page = page::head("Refrain: would drafts help?", 90);
+    let answer = &report.answer;
     let _ = writeln!(
         page,
-        "<h1>Would drafting help?</h1>\n<p>Recorded calls were replayed on a modelled engine, from an empty memory. \
-         {}</p>",
-        escaped(&settings.assumptions())
+        "<h1>Would drafts help?</h1>\n<p class=\"answer\">{}</p>",
+        escaped(&answer.sentence)
     );
-    page.push_str(&table(&report.lines()));
-    page.push_str("<h2>Alpha</h2>\n");
-    page.push_str(&table(&report.alpha_lines()));
-    if report.rows.len() > CURVES_MAX {
+    list(&mut page, "Why", &answer.details);
+    list(&mut page, "What to do next", &answer.next);
+    pictures(&mut page, report);
+    if !report.passages.is_empty() {
+        page.push_str("<h2>Passages of the log that repeat</h2>\n");
+        key(&mut page);
+        report
+            .passages
+            .iter()
+            .for_each(|passage| show(&mut page, passage));
+    }
+    page.push_str("<h2>Figures</h2>\n");
+    for lines in [report.speed_lines(), report.row_lines()] {
+        if lines.len() > 1 {
+            page.push_str(&page::table(&lines));
+        }
+    }
+    page.push_str(WORDS);
+    list(
+        &mut page,
+        "How it was measured",
+        &report.settings.assumptions(),
+    );
+    let logs = report.settings.logs.iter();
+    let logs: Vec<String> = logs
+        .map(|log| escaped(&log.display().to_string()))
+        .collect();
+    let _ = writeln!(
+        page,
+        "<footer><p>{date}, Refrain {}. Logs: {}.</p><p><code>{}</code></p></footer>\n</body>\n</html>",
+        report.version,
+        logs.join(", "),
+        escaped(command)
+    );
+    page
+}
+
+fn list(page: &mut String, title: &str, sentences: &[String]) {
+    let _ = writeln!(page, "<h2>{title}</h2>\n<ul>");
+    for sentence in sentences {
+        // Text between backticks is code.
+        let pieces = sentence
+            .split('`')
+            .enumerate()
+            .map(|(at, piece)| match at % 2 {
+                0 => escaped(piece),
+                _ => format!("<code>{}</code>", escaped(piece)),
+            });
+        let _ = writeln!(page, "<li>{}</li>", pieces.collect::<String>());
+    }
+    page.push_str("</ul>\n");
+}
+
+fn pictures(page: &mut String, report: &AnalyzeReport) {
+    page.push_str("<div class=\"pictures\">\n");
+    let mut figure = |caption: &str, picture: String| {
         let _ = writeln!(
             page,
-            "<p>The plots show the first {CURVES_MAX} of {} rows.</p>",
-            report.rows.len()
+            "<figure><figcaption>{caption}</figcaption>{picture}</figure>"
+        );
+    };
+    if report.answer.verdict != Verdict::TooLittleData {
+        let model = &report.settings.engine_model[0];
+        let speeds: Vec<&SpeedReport> = report
+            .speeds
+            .iter()
+            .filter(|speed| speed.engine_model == *model)
+            .collect();
+        figure(
+            "How much faster decoding becomes. The upright line is decoding without drafts.",
+            picture::speeds(&speeds),
         );
     }
-    let of_rows = |points: &dyn Fn(&WorkloadReport) -> Vec<(f64, f64)>| -> Vec<Curve> {
-        let curves = report.rows.iter().map(|row| Curve {
-            name: row.name.clone(),
-            points: points(row),
-        });
-        curves.take(CURVES_MAX).collect()
-    };
-    let plots = [
-        (
-            "Speed-up by requests at once",
-            "requests at once",
-            "speed-up",
-            of_rows(&|row| {
-                let at = settings.concurrency.iter();
-                at.filter_map(|&at| Some((at as f64, row.speedup(Policy::Goodput, at)?)))
-                    .collect()
-            }),
-        ),
-        (
-            "Tokens per step as the memory grows",
-            "calls",
-            "tokens per step",
-            of_rows(&|row| {
-                let windows = row.windows.iter();
-                windows
-                    .filter_map(|window| Some((window.docs as f64, window.tokens_per_step?)))
-                    .collect()
-            }),
-        ),
-        (
-            "Goodput by alpha, relative to auto, at the first number of requests",
-            "alpha",
-            "share of auto",
-            of_rows(&|row| {
-                let tried = row.alphas.first().into_iter().flat_map(|choice| {
-                    choice.fixed.iter().filter_map(|fixed| {
-                        let share = fixed.goodput_tokens_per_s? / choice.auto_tokens_per_s?;
-                        Some((f64::from(fixed.alpha), share))
-                    })
-                });
-                tried.collect()
-            }),
-        ),
-        (
-            "Share of drafted tokens that were accepted, by their expected probability",
-            "expected",
-            "accepted",
-            of_rows(&|row| {
-                let wanted = (Policy::Goodput, first);
-                let mut rows = row.policies.iter();
-                let found = rows.find(|row| (row.policy, row.concurrency) == wanted);
-                let cells = found.into_iter().flat_map(|row| &row.reliability);
-                cells.map(|cell| (cell.expected, cell.accepted)).collect()
-            }),
-        ),
-    ];
-    for (caption, x, y, curves) in &plots {
-        page.push_str(&plot(caption, x, y, curves).map_err(|error| anyhow!("{caption}: {error}"))?);
+    figure(
+        "Where the text of the outputs stood before.",
+        picture::origins(&report.origins),
+    );
+    if !report.memory.is_empty() {
+        figure(
+            "How the speed-up of the last quarter of the calls grows with what is remembered.",
+            picture::memory(&report.memory),
+        );
     }
-    page.push_str("</body>\n</html>\n");
-    Ok(page)
+    page.push_str("</div>\n");
 }
 
-/// A table whose first line is its head.
-fn table(lines: &[Vec<String>]) -> String {
-    let mut table = "<table>\n".to_owned();
-    for (at, line) in lines.iter().enumerate() {
-        let tag = if at == 0 { "th" } else { "td" };
-        table.push_str("<tr>");
-        for cell in line {
-            let _ = write!(table, "<{tag}>{}</{tag}>", escaped(cell));
-        }
-        table.push_str("</tr>\n");
+/// The meaning of the colours of passages.
+fn key(page: &mut String) {
+    page.push_str("<p>Coloured text stood before in ");
+    for origin in [Origin::Call, Origin::Session, Origin::Group, Origin::Others] {
+        let _ = write!(
+            page,
+            "<mark class=\"{}\">{}</mark>, ",
+            origin.class(),
+            origin.name()
+        );
     }
-    table.push_str("</table>\n");
-    table
+    page.push_str("and text without colour is the model's own.</p>\n");
 }
 
-fn plot(
-    caption: &str,
-    x: &str,
-    y: &str,
-    curves: &[Curve],
-) -> Result<String, Box<dyn std::error::Error>> {
-    let points = || curves.iter().flat_map(|curve| &curve.points);
-    let x_max = points().map(|point| point.0).fold(1.0, f64::max);
-    let y_max = points().map(|point| point.1).fold(1.0, f64::max) * 1.05;
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        let mut chart = ChartBuilder::on(&area)
-            .caption(caption, ("sans-serif", 17))
-            .margin(10)
-            .x_label_area_size(36)
-            .y_label_area_size(48)
-            .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
-        chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
-        draw_curves(&mut chart, curves, 3, SeriesLabelPosition::LowerRight)?;
-        area.present()?;
+fn show(page: &mut String, passage: &PassageReport) {
+    let _ = write!(page, "<p>{}</p>\n<pre>", escaped(&passage.row));
+    for (origin, text) in &passage.parts {
+        let shown = |character: char| match character {
+            '\n' | '\t' => character,
+            hidden if is_invisible(hidden) => '\u{fffd}',
+            character => character,
+        };
+        let text = escaped(&text.chars().map(shown).collect::<String>());
+        let _ = match origin {
+            Origin::New => write!(page, "{text}"),
+            _ => write!(page, "<mark class=\"{}\">{text}</mark>", origin.class()),
+        };
     }
-    Ok(svg)
+    page.push_str("</pre>\n");
 }

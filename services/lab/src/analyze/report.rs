@@ -1,34 +1,77 @@
 //! The report of an analysis, for people and for programs.
 
-use std::fmt::Write;
-
 use refrain_speculation::draft::Setting;
 use serde::Serialize;
 
 use super::alpha::{ALPHAS, AlphaChoice, FixedAlpha};
+use super::answer::{Answer, Facts, Verdict, percent};
+use super::bootstrap::Range;
 use super::entropy::empirical_entropy_bits;
-use super::experiments::Experiment;
+use super::experiments::{Answers, Experiment};
 use super::options::AnalyzeOptions;
-use super::workloads::TenantWorkload;
-use crate::replay::{Outcome, Policy, PolicyReport, Window};
+use super::repeats::{Origin, Origins, Repeats};
+use super::sample::TenantWorkload;
+use super::speed::{MemoryPoint, Row, SpeedReport, memory_points};
+use crate::replay::Policy;
 use crate::text_table::{number, text_table};
 
 /// Outputs from which the entropy is computed, evenly spread over the calls. More of them change little.
 const ENTROPY_OUTPUTS: usize = 100;
 /// A month has 30 days, as in the capacity table of the operations manual.
 const MONTH_S: f64 = 30.0 * 24.0 * 3600.0;
-/// The predicted speed-up from which drafting helps.
-const HELPS: f64 = 1.3;
-/// The predicted speed-up below which drafting hardly helps.
-const HARDLY: f64 = 1.05;
+/// The rate that is assumed if the log has none.
+const TOKENS_PER_S: f64 = 5000.0;
+/// The shortest log whose rate is taken for that of a month.
+const RATE_SPAN_S: f64 = 600.0;
 
-/// The report. A figure is `null` if nothing happened that it could be measured on.
+/// The report. A figure is `null` if nothing happened that it could be measured on, or if there is too little data.
 #[derive(Clone, Debug, Serialize)]
 pub struct AnalyzeReport {
+    /// The answer in words.
+    pub answer: Answer,
+    /// The gain of the whole log by drafts, by engine model and requests at once; empty with too little data.
+    pub speeds: Vec<SpeedReport>,
+    /// How that grows with what is remembered, on the first engine model; empty with too little data.
+    pub memory: Vec<MemoryPoint>,
+    /// Where the output tokens stood before.
+    pub origins: Origins,
+    /// Real passages that repeat; empty without a tokenizer, and with `--private`.
+    pub passages: Vec<PassageReport>,
     /// One row per workload and tenant, in the order in which they first occur.
     pub rows: Vec<WorkloadReport>,
+    /// Calls that were read.
+    pub docs_read: u64,
+    /// Output tokens of these.
+    pub tokens_read: u64,
+    /// Calls that were replayed.
+    pub docs: u64,
+    /// Output tokens of these.
+    pub output_tokens: u64,
+    /// Sessions of these; a call without a session is one by itself.
+    pub sessions: u64,
+    /// Independent units of these: sessions, those of one group of samples being one.
+    pub units: usize,
+    /// Seconds from the first call of the log to the last, if it has times.
+    pub span_s: Option<f64>,
+    /// Output tokens per second of which a month is computed.
+    pub tokens_per_s: f64,
+    /// Bytes of a month of outputs.
+    pub month_bytes: Option<f64>,
     /// The options of the analysis.
     pub settings: AnalyzeOptions,
+    /// The version of Refrain.
+    pub version: &'static str,
+}
+
+/// A piece of an output that repeats.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PassageReport {
+    /// The row that it is from.
+    pub row: String,
+    /// Where most of its repeated text stood before.
+    pub origin: Origin,
+    /// Its text, cut where the origin changes.
+    pub parts: Vec<(Origin, String)>,
 }
 
 /// One workload of one tenant.
@@ -48,102 +91,108 @@ pub struct WorkloadReport {
     pub docs: u64,
     /// Output tokens of the calls that were replayed.
     pub output_tokens: u64,
+    /// Sessions of the calls that were replayed.
+    pub sessions: u64,
     /// Mean entropy of the next token, bits (SuffixDecoding, A.2.3). Repetitive text has less.
     pub entropy_bits: Option<f64>,
-    /// Whether drafting helps at any of the numbers of requests: `yes`, `a little` or `hardly`.
-    pub helps: &'static str,
-    /// Output tokens per step with the policy `goodput` at the first number of requests.
-    pub accepted_length: Option<f64>,
-    /// `off`, `suffix` and `goodput` at each number of requests.
-    pub policies: Vec<PolicyReport>,
-    /// The alpha to set at each number of requests.
-    pub alphas: Vec<AlphaChoice>,
+    /// Whether drafts help.
+    pub helps: Verdict,
+    /// The gain by drafts, by engine model and requests at once; empty with too little data.
+    pub speeds: Vec<SpeedReport>,
+    /// How that grows with what is remembered; empty with too little data.
+    pub memory: Vec<MemoryPoint>,
+    /// Where the output tokens stood before.
+    pub origins: Origins,
+    /// The alpha to set.
+    pub alpha: AlphaChoice,
     /// Bytes of the sealed index of all outputs, per output token.
     pub index_bytes_per_token: Option<f64>,
-    /// Bytes of a month of outputs at `tokens_per_s`, if all outputs were of this workload.
-    pub month_bytes: Option<f64>,
-    /// Tokens per step of the policy `suffix` over the course of the calls, at the first number of requests.
-    pub windows: Vec<Window>,
+}
+
+/// The answer of one question for these rows: no figures if there is too little data.
+struct Spoken {
+    verdict: Verdict,
+    speeds: Vec<SpeedReport>,
+    headline: SpeedReport,
+    memory: Vec<MemoryPoint>,
+}
+
+impl Spoken {
+    fn of(rows: &[&Row<'_>], options: &AnalyzeOptions) -> Self {
+        let units = rows.iter().map(|row| row.workload.unit_count).sum();
+        let tokens = rows.iter().map(|row| row.workload.output_tokens()).sum();
+        let at = |model: usize, concurrency: usize| {
+            SpeedReport::new(rows, model, (&options.engine_model[model], concurrency))
+        };
+        let headline = at(0, options.headline_concurrency());
+        let verdict = Verdict::of(headline.decoding, units, tokens);
+        let has_figures = verdict != Verdict::TooLittleData;
+        let models = (0..options.engine_model.len()).filter(|_| has_figures);
+        let speeds = models.flat_map(|model| {
+            let concurrency = options.concurrency.iter();
+            concurrency.map(move |&concurrency| at(model, concurrency))
+        });
+        Spoken {
+            verdict,
+            speeds: speeds.collect(),
+            headline,
+            memory: match has_figures {
+                true => memory_points(rows),
+                false => Vec::new(),
+            },
+        }
+    }
 }
 
 impl WorkloadReport {
-    pub(super) fn new(
-        row: &TenantWorkload,
-        answers: &[(Experiment, Outcome)],
-        options: &AnalyzeOptions,
-    ) -> Self {
-        let first = options.concurrency[0];
-        let of = |wanted: Experiment| {
-            let mut answers = answers.iter();
-            answers.find_map(|(question, outcome)| (*question == wanted).then_some(outcome))
-        };
-        let mut policies = Vec::new();
-        for (question, outcome) in answers {
-            if let Experiment::Policy(_, concurrency) = question {
-                let plain = of(Experiment::Policy(Policy::Off, *concurrency))
-                    .and_then(Outcome::goodput_tokens_per_s);
-                policies.push(PolicyReport {
-                    // The report shows the windows of the row instead.
-                    windows: Vec::new(),
-                    ..PolicyReport::new(outcome, plain)
-                });
-            }
-        }
-        let tried = |alpha: Setting, concurrency: usize| {
-            of(Experiment::Alpha(alpha, concurrency)).and_then(Outcome::goodput_tokens_per_s)
-        };
-        let alphas = options.concurrency.iter().map(|&concurrency| {
-            let fixed = ALPHAS.map(|alpha| FixedAlpha {
-                alpha,
-                goodput_tokens_per_s: tried(Setting::Fixed(alpha), concurrency),
-            });
-            let docs = row.calls.len().min(options.alpha_docs) as u64;
-            let auto = tried(Setting::Auto, concurrency);
-            AlphaChoice::new(concurrency, docs, auto, fixed.to_vec())
-        });
-        let alphas = alphas.collect();
-        let index_bytes_per_token = of(Experiment::Size).and_then(|outcome| {
-            let costs = &outcome.costs;
+    fn new(row: &Row<'_>, repeats: &Repeats, options: &AnalyzeOptions) -> Self {
+        let spoken = Spoken::of(&[row], options);
+        let workload = row.workload;
+        let index_bytes_per_token = row.answers.of(Experiment::Size).and_then(|measured| {
+            let costs = &measured.outcome.costs;
             let (bytes, tokens) = (costs.sizes.segment_bytes, costs.warmed.tokens);
             (tokens > 0).then(|| bytes as f64 / tokens as f64)
         });
-        let suffix = of(Experiment::Policy(Policy::Suffix, first));
-        let best = policies
-            .iter()
-            .filter_map(|row: &PolicyReport| row.speedup)
-            .fold(1.0, f64::max);
-        let goodput = policies
-            .iter()
-            .find(|row| (row.policy, row.concurrency) == (Policy::Goodput, first));
         WorkloadReport {
-            name: row.name(),
-            workload: row.workload.clone(),
-            tenant: row.tenant.clone(),
-            docs_read: row.calls_read,
-            tokens_read: row.tokens_read,
-            docs: row.calls.len() as u64,
-            output_tokens: row.calls.iter().map(|call| call.output.len() as u64).sum(),
-            entropy_bits: entropy_bits(row),
-            helps: match best {
-                best if best >= HELPS => "yes",
-                best if best >= HARDLY => "a little",
-                _ => "hardly",
-            },
-            accepted_length: goodput.and_then(|row| row.tokens_per_step),
-            alphas,
+            name: workload.name(),
+            workload: workload.workload.clone(),
+            tenant: workload.tenant.clone(),
+            docs_read: workload.calls_read,
+            tokens_read: workload.tokens_read,
+            docs: workload.calls.len() as u64,
+            output_tokens: workload.output_tokens(),
+            sessions: workload.sessions,
+            entropy_bits: entropy_bits(workload),
+            helps: spoken.verdict,
+            speeds: spoken.speeds,
+            memory: spoken.memory,
+            origins: Origins::of(repeats.tokens.map(|count| count as f64)),
+            alpha: alpha(row.answers, options),
             index_bytes_per_token,
-            month_bytes: index_bytes_per_token.map(|bytes| bytes * options.tokens_per_s * MONTH_S),
-            windows: suffix.map(Window::of).unwrap_or_default(),
-            policies,
         }
     }
 
-    /// Speed-up of the policy with this many requests at once.
-    pub fn speedup(&self, policy: Policy, concurrency: usize) -> Option<f64> {
-        let mut rows = self.policies.iter();
-        rows.find(|row| (row.policy, row.concurrency) == (policy, concurrency))?
-            .speedup
+    /// The speed on the first engine model with this many requests at once.
+    pub fn speed(&self, concurrency: usize) -> Option<&SpeedReport> {
+        self.speeds
+            .iter()
+            .find(|speed| speed.concurrency == concurrency)
     }
+}
+
+fn alpha(answers: &Answers, options: &AnalyzeOptions) -> AlphaChoice {
+    let concurrency = options.headline_concurrency();
+    let goodput = |experiment| answers.of(experiment)?.outcome.goodput_tokens_per_s();
+    let fixed = ALPHAS.map(|alpha| FixedAlpha {
+        alpha,
+        goodput_tokens_per_s: goodput(Experiment::Alpha(Setting::Fixed(alpha))),
+    });
+    let auto = goodput(Experiment::Policy {
+        model: 0,
+        policy: Policy::Goodput,
+        concurrency,
+    });
+    AlphaChoice::new(concurrency, auto, fixed.to_vec())
 }
 
 fn entropy_bits(row: &TenantWorkload) -> Option<f64> {
@@ -158,57 +207,160 @@ fn entropy_bits(row: &TenantWorkload) -> Option<f64> {
 }
 
 impl AnalyzeReport {
-    /// The report as tables for people.
-    pub fn table(&self) -> String {
-        let mut text = text_table(1, &[], self.lines());
-        text.push('\n');
-        text += &text_table(1, &[], self.alpha_lines());
-        for sentence in self.settings.assumptions().split_inclusive(". ") {
-            let _ = write!(text, "\n{}", sentence.trim_end());
+    /// Makes the report of these rows with their repeats. `span_s` is the time that the log spans.
+    pub(super) fn new(
+        rows: &[(Row<'_>, Repeats)],
+        span_s: Option<f64>,
+        passages: Vec<PassageReport>,
+        options: &AnalyzeOptions,
+    ) -> Self {
+        let all: Vec<&Row<'_>> = rows.iter().map(|(row, _)| row).collect();
+        let spoken = Spoken::of(&all, options);
+        let reports: Vec<WorkloadReport> = rows
+            .iter()
+            .map(|(row, repeats)| WorkloadReport::new(row, repeats, options))
+            .collect();
+        let sum = |of: fn(&WorkloadReport) -> u64| reports.iter().map(of).sum::<u64>();
+        let tokens_read = sum(|row| row.tokens_read);
+        let mut origins = [0.0; 5];
+        let mut month = (0.0, 0.0);
+        for ((row, repeats), report) in rows.iter().zip(&reports) {
+            for (sum, count) in origins.iter_mut().zip(repeats.tokens) {
+                *sum += row.workload.weight() * count as f64;
+            }
+            if let Some(bytes) = report.index_bytes_per_token {
+                month.0 += bytes * report.tokens_read as f64;
+                month.1 += report.tokens_read as f64;
+            }
         }
-        text.push('\n');
-        text
+        let logged_rate = span_s.filter(|span_s| *span_s >= RATE_SPAN_S);
+        let logged_rate = logged_rate.map(|span_s| tokens_read as f64 / span_s);
+        let rate = options.tokens_per_s.or(logged_rate).unwrap_or(TOKENS_PER_S);
+        let month_bytes = (month.1 > 0.0).then(|| month.0 / month.1 * rate * MONTH_S);
+        let origins = Origins::of(origins);
+        let timed = all.iter().flat_map(|row| &row.workload.calls);
+        let timed =
+            timed.filter_map(|call| Some((call.duration_ms? as f64, call.output.len() as f64)));
+        let (ms, tokens) = timed.fold((0.0, 0.0), |sum, call| (sum.0 + call.0, sum.1 + call.1));
+        let units = all.iter().map(|row| row.workload.unit_count).sum();
+        let sure = reports.iter().filter(|row| !row.speeds.is_empty());
+        let answer = Answer::new(&Facts {
+            speed: &spoken.headline,
+            origins: &origins,
+            memory: &spoken.memory,
+            alphas: sure.map(|row| (&*row.name, &row.alpha)).collect(),
+            calls: (sum(|row| row.docs_read), sum(|row| row.docs)),
+            tokens: sum(|row| row.output_tokens),
+            sessions: sum(|row| row.sessions),
+            units,
+            logged_ms_per_token: (ms > 0.0 && tokens > 0.0).then(|| ms / tokens),
+            tokens_per_s: rate,
+            is_logged_rate: options.tokens_per_s.is_none() && logged_rate.is_some(),
+            month_bytes,
+            is_assumed_head: options.eagle3.is_none(),
+        });
+        AnalyzeReport {
+            answer,
+            speeds: spoken.speeds,
+            memory: spoken.memory,
+            origins,
+            passages,
+            docs_read: sum(|row| row.docs_read),
+            tokens_read,
+            docs: sum(|row| row.docs),
+            output_tokens: sum(|row| row.output_tokens),
+            sessions: sum(|row| row.sessions),
+            units,
+            rows: reports,
+            span_s,
+            tokens_per_s: rate,
+            month_bytes,
+            settings: options.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+        }
     }
 
-    /// The cells of the first table; the first line is its head.
-    pub(super) fn lines(&self) -> Vec<Vec<String>> {
-        let mut head: Vec<String> = ["", "calls", "tokens", "entropy", "helps", "tok/step"]
-            .map(str::to_owned)
-            .to_vec();
-        for concurrency in &self.settings.concurrency {
-            head.push(format!("at {concurrency}"));
+    /// The report as text for people: the answer, tables, and what the figures assume.
+    pub fn table(&self) -> String {
+        let listed = |title: &str, sentences: &[String]| {
+            let lines: Vec<String> = sentences.iter().map(|said| format!("  {said}\n")).collect();
+            format!("\n{title}:\n{}", lines.concat())
+        };
+        let mut text = format!("{}\n", self.answer.sentence);
+        text += &listed("Why", &self.answer.details);
+        text += &listed("Next", &self.answer.next);
+        for lines in [self.speed_lines(), self.row_lines()] {
+            if lines.len() > 1 {
+                text.push('\n');
+                text += &text_table(1, &[], lines);
+            }
         }
-        head.extend(["B/token", "GB/month"].map(str::to_owned));
-        let mut lines = vec![head];
-        for row in &self.rows {
-            let mut line = vec![
+        text + &listed("How it was measured", &self.settings.assumptions())
+    }
+
+    /// The cells of the table of speeds; the first line is its head.
+    pub(super) fn speed_lines(&self) -> Vec<Vec<String>> {
+        let head = [
+            "engine model",
+            "at once",
+            "decoding",
+            "whole call",
+            "n-grams alone",
+            "EAGLE-3 alone",
+            "share of decoding",
+            "tokens per step",
+        ];
+        let times =
+            |speedup: Option<f64>| speedup.map_or("-".into(), |speedup| format!("{speedup:.2}x"));
+        let lines = self.speeds.iter().map(|speed| {
+            let range = |range: Option<Range>| range.map_or("-".into(), |range| range.words());
+            vec![
+                speed.engine_model.clone(),
+                speed.concurrency.to_string(),
+                range(speed.decoding),
+                range(speed.whole_call),
+                times(speed.ngram),
+                times(speed.head),
+                speed.decoding_share.map_or("-".into(), percent),
+                number(speed.tokens_per_step, 2),
+            ]
+        });
+        [head.map(str::to_owned).to_vec()]
+            .into_iter()
+            .chain(lines)
+            .collect()
+    }
+
+    /// The cells of the table of workloads; the first line is its head.
+    pub(super) fn row_lines(&self) -> Vec<Vec<String>> {
+        let concurrency = self.settings.headline_concurrency();
+        let at = format!("at {concurrency}");
+        let head = [
+            "workload", "calls", "replayed", "tokens", "sessions", "entropy", "helps", &at,
+            "new text", "B/token", "alpha",
+        ];
+        let lines = self.rows.iter().map(|row| {
+            let decoding = row.speed(concurrency).and_then(|speed| speed.decoding);
+            vec![
                 row.name.clone(),
+                row.docs_read.to_string(),
                 row.docs.to_string(),
                 row.output_tokens.to_string(),
+                row.sessions.to_string(),
                 number(row.entropy_bits, 2),
-                row.helps.to_owned(),
-                number(row.accepted_length, 2),
-            ];
-            for &concurrency in &self.settings.concurrency {
-                let speedup = row.speedup(Policy::Goodput, concurrency);
-                line.push(format!("{}x", number(speedup, 2)));
-            }
-            line.push(number(row.index_bytes_per_token, 1));
-            line.push(number(row.month_bytes.map(|bytes| bytes / 1e9), 1));
-            lines.push(line);
-        }
-        lines
-    }
-    /// The cells of the table of alphas; the first line is its head.
-    pub(super) fn alpha_lines(&self) -> Vec<Vec<String>> {
-        let mut lines = vec![AlphaChoice::HEAD.map(str::to_owned).to_vec()];
-        for row in &self.rows {
-            let lines_of_row = row
-                .alphas
-                .iter()
-                .map(|choice| [vec![row.name.clone()], choice.cells().to_vec()].concat());
-            lines.extend(lines_of_row);
-        }
-        lines
+                row.helps.words().to_owned(),
+                decoding.map_or("-".into(), |range| range.words()),
+                percent(row.origins.new),
+                number(row.index_bytes_per_token, 1),
+                match row.speeds.is_empty() {
+                    true => "-".into(),
+                    false => row.alpha.value(),
+                },
+            ]
+        });
+        [head.map(str::to_owned).to_vec()]
+            .into_iter()
+            .chain(lines)
+            .collect()
     }
 }

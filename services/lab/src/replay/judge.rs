@@ -334,8 +334,8 @@ impl Judge {
         }
     }
 
-    /// Learns from a step, and charges it.
-    pub(crate) fn settle(&mut self, verified: &[VerifiedChoice]) {
+    /// Learns from a step, charges it, and returns its modelled seconds.
+    pub(crate) fn settle(&mut self, verified: &[VerifiedChoice]) -> f64 {
         let mut load = StepLoad::default();
         let mut depths = Vec::new();
         for one in verified {
@@ -357,7 +357,7 @@ impl Judge {
             self.learn(one);
         }
         if load.requests == 0 {
-            return;
+            return 0.0;
         }
         let engine = &self.judging.engine;
         let step_s = engine.step_seconds(load);
@@ -377,6 +377,7 @@ impl Judge {
         };
         self.router.observe(step);
         self.router.learn_step();
+        step_s + head_s
     }
 
     fn learn(&mut self, verified: &VerifiedChoice) {

@@ -61,6 +61,15 @@ pub(crate) struct Tally {
     pub(crate) extended: Spent,
 }
 
+/// A call that a replay has finished.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndedCall {
+    /// Its number among the replayed calls, from 0.
+    pub(crate) number: u64,
+    /// Its part of the modelled time, seconds. The requests of a step share it equally: each waits for all of it.
+    pub(crate) engine_s: f64,
+}
+
 /// A request in flight.
 struct Running {
     /// Its number in the traces.
@@ -74,6 +83,8 @@ struct Running {
     own: Option<Index>,
     shared: SharedPosition,
     sam: Option<SamRequest>,
+    /// Its part of the modelled time so far, seconds.
+    engine_s: f64,
 }
 
 /// How the request follows the shared indexes.
@@ -94,7 +105,7 @@ pub(super) fn serve(
     indexes: &mut SharedIndexes,
     serving: &Serving,
     judge: &mut Judge,
-    mut ended: impl FnMut(&Tally),
+    mut ended: impl FnMut(&Tally, EndedCall),
 ) -> anyhow::Result<Tally> {
     let mut tally = Tally::default();
     let mut queue = CallQueue::default();
@@ -130,7 +141,11 @@ pub(super) fn serve(
         for (running, choice) in going.iter_mut().zip(choices) {
             verified.push(running.absorb(choice, judge, indexes, &mut tally)?);
         }
-        judge.settle(&verified);
+        let step_s = judge.settle(&verified);
+        let share_s = step_s / going.len().max(1) as f64;
+        for running in going {
+            running.engine_s += share_s;
+        }
         for running in batch.extract_if(.., |running| running.is_over()) {
             let key = match running.shared {
                 SharedPosition::Document(key) => Some(key),
@@ -142,7 +157,11 @@ pub(super) fn serve(
             if serving.window.is_some_and(|calls| tally.docs % calls == 0) {
                 tally.windows.push((tally.docs, tally.table.total()));
             }
-            ended(&tally);
+            let call = EndedCall {
+                number: running.number,
+                engine_s: running.engine_s,
+            };
+            ended(&tally, call);
         }
     }
 }
@@ -209,6 +228,7 @@ impl Running {
             own,
             shared,
             sam,
+            engine_s: 0.0,
         })
     }
 

@@ -10,7 +10,7 @@ use super::account::Account;
 use super::judge::{Judge, Judging};
 use super::policy::Policy;
 use super::presets::{Drafter, PLD_DRAFT_TOKENS, PresetChanges, SamRules};
-use super::serve::{Serving, Tally, serve};
+use super::serve::{EndedCall, Serving, Tally, serve};
 use super::shared_indexes::{IndexCosts, SharedIndexConfig, SharedIndexes};
 use super::source::ReplaySource;
 use super::trace::RecordedCall;
@@ -120,7 +120,7 @@ impl Setup {
         self,
         known: impl Iterator<Item = anyhow::Result<RecordedCall>>,
         mut calls: impl Iterator<Item = anyhow::Result<RecordedCall>>,
-        ended: impl FnMut(&Tally),
+        ended: impl FnMut(&Tally, EndedCall),
     ) -> anyhow::Result<Outcome> {
         let mut indexes = SharedIndexes::new(self.indexes);
         for call in known {

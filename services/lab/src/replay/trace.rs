@@ -21,6 +21,10 @@ pub(crate) struct RecordedCall {
     pub(crate) tenant: Option<String>,
     pub(crate) session: Option<String>,
     pub(crate) group: Option<String>,
+    /// When the call began, Unix milliseconds.
+    pub(crate) at_ms: Option<u64>,
+    /// How long it took, milliseconds.
+    pub(crate) duration_ms: Option<u64>,
     pub(crate) prompt: Vec<Token>,
     pub(crate) output: Vec<Token>,
 }
@@ -31,6 +35,8 @@ struct TraceLine {
     tenant: Option<String>,
     session: Option<String>,
     group: Option<String>,
+    at_ms: Option<u64>,
+    duration_ms: Option<u64>,
     prompt_token_ids: Option<Vec<Token>>,
     output_token_ids: Option<Vec<Token>>,
     prompt: Option<String>,
@@ -130,6 +136,8 @@ fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<RecordedC
         tenant: line.tenant,
         session: line.session,
         group: line.group,
+        at_ms: line.at_ms,
+        duration_ms: line.duration_ms,
         prompt,
         output,
     })

@@ -17,16 +17,8 @@ pub(super) fn html(report: &SimulateReport) -> anyhow::Result<String> {
     let mut page = page::head("Refrain: simulated schedules", 76);
     let mut plots = report.plots.iter();
     for workload in &report.workloads {
-        let _ = writeln!(page, "<h1>{}</h1>\n<table>", escaped(&workload.name));
-        for (at, line) in SimulateReport::lines(workload).iter().enumerate() {
-            let tag = if at == 0 { "th" } else { "td" };
-            page.push_str("<tr>");
-            for cell in line {
-                let _ = write!(page, "<{tag}>{}</{tag}>", escaped(cell));
-            }
-            page.push_str("</tr>\n");
-        }
-        page.push_str("</table>\n");
+        let _ = writeln!(page, "<h1>{}</h1>", escaped(&workload.name));
+        page.push_str(&page::table(&SimulateReport::lines(workload)));
         let of_workload: Vec<&Plot> = plots.by_ref().take(workload.runs.len()).collect();
         for (caption, points) in OVER_TIME {
             let drawn = over_time(&of_workload, caption, points);
