@@ -29,10 +29,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use refrain_protocol::usage::{Period, hour_of};
-use refrain_tokenization::Tokenizer;
 
+use crate::logs::{LogTokenizer, Logs, tokenizer};
 use crate::progress::ProgressLine;
-use crate::replay::trace::{Traces, tokenizer};
 use crate::replay::{ReplayProgress, run_in_parallel};
 use crate::text_table::print_report;
 use experiments::{Answers, Experiment};
@@ -93,12 +92,13 @@ pub fn run(
     let setups = options.setups()?;
     let tokenizer = tokenizer(options.tokenizer.as_deref())?;
     let mut sampler = Sampler::new(options.rows, options.docs, options.sample_tokens);
-    for call in Traces::new(&options.logs, tokenizer.clone())? {
-        let call = call?;
-        match sampler.keeps(&call) {
-            true => sampler.add(call),
+    let mut logs = Logs::open(&options.logs, tokenizer.clone())?;
+    while let Some(call) = logs.next_logged()? {
+        // Turning text into tokens takes most of the time, and most calls of a long log are only counted.
+        match sampler.keeps(&call.head) {
+            true => sampler.add(logs.encoded(call)?),
             false => {
-                sampler.count(&call, call.output.len() as u64);
+                sampler.count(&call.head, logs.counted(&call));
             }
         }
     }
@@ -129,13 +129,20 @@ pub fn run(
             (row, repeats(workload))
         })
         .collect();
-    let shown = tokenizer.filter(|_| !options.private);
-    let passages = shown.map_or_else(Vec::new, |tokenizer| passages(&rows, &tokenizer));
-    Ok(AnalyzeReport::new(&rows, span_s, passages, options))
+    // Tokens that the log has itself can be shown only by the model's own tokenizer.
+    let is_shown = !options.private && (logs.has_texts() || options.tokenizer.is_some());
+    let shown = is_shown.then(|| passages(&rows, &tokenizer));
+    Ok(AnalyzeReport::new(
+        &rows,
+        span_s,
+        shown.unwrap_or_default(),
+        logs.summary(),
+        options,
+    ))
 }
 
 /// For each origin, the passage with most tokens from there.
-fn passages(rows: &[(Row<'_>, Repeats)], tokenizer: &Tokenizer) -> Vec<PassageReport> {
+fn passages(rows: &[(Row<'_>, Repeats)], tokenizer: &LogTokenizer) -> Vec<PassageReport> {
     let best = |origin: Origin| {
         let of_rows = rows.iter().flat_map(|(row, repeats)| {
             let passages = repeats.passages.iter();

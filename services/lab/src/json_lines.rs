@@ -1,44 +1,20 @@
-//! JSON-lines files, plain or compressed with zstd, read one bounded line at a time.
+//! JSON-lines files, plain or compressed with gzip or zstd, read one bounded line at a time.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::{BufRead, Read};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+
+pub use crate::logs::ReadProgress;
+use crate::logs::{open, unreadable};
 
 /// The longest line that is accepted, in bytes. A parsed line takes several times its size in memory.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-
-/// Progress of reading one or several files, in bytes on disk. Clones share a counter.
-#[derive(Clone, Default)]
-pub struct ReadProgress {
-    read_bytes: Arc<AtomicU64>,
-    size_bytes: u64,
-}
-
-impl ReadProgress {
-    /// Progress of reading `size_bytes` in total.
-    pub fn new(size_bytes: u64) -> Self {
-        ReadProgress {
-            size_bytes,
-            ..ReadProgress::default()
-        }
-    }
-
-    /// The share that is read, 0 to 1.
-    pub fn share(&self) -> f64 {
-        self.read_bytes.load(Ordering::Relaxed) as f64 / self.size_bytes.max(1) as f64
-    }
-}
-
 /// An open file of JSON lines.
 pub struct JsonLines {
     path: PathBuf,
-    lines: Box<dyn BufRead>,
+    lines: Box<dyn BufRead + Send>,
     number: u64,
     buffer: Vec<u8>,
 }
@@ -49,7 +25,7 @@ impl JsonLines {
     /// # Errors
     /// If the file cannot be read.
     pub fn open(path: PathBuf, progress: ReadProgress) -> anyhow::Result<Self> {
-        let lines = decompressed(&path, progress).with_context(|| unreadable(&path))?;
+        let lines = open(&path, progress).with_context(|| unreadable(&path))?;
         Ok(JsonLines {
             path,
             lines,
@@ -97,42 +73,4 @@ pub fn line_error(error: serde_json::Error) -> anyhow::Error {
         .rsplit_once(" at line ")
         .map_or(text.as_str(), |(reason, _)| reason);
     anyhow::anyhow!("{reason} (column {})", error.column())
-}
-
-pub(crate) fn unreadable(path: &Path) -> String {
-    format!("{}: the trace cannot be read", path.display())
-}
-
-fn decompressed(path: &Path, progress: ReadProgress) -> std::io::Result<Box<dyn BufRead>> {
-    let mut file = CountedFile {
-        file: File::open(path)?,
-        progress,
-    };
-    let mut head = Vec::new();
-    (&mut file)
-        .take(ZSTD_MAGIC.len() as u64)
-        .read_to_end(&mut head)?;
-    let is_zstd = head == ZSTD_MAGIC;
-    let whole = Cursor::new(head).chain(file);
-    Ok(if is_zstd {
-        Box::new(BufReader::new(zstd::stream::read::Decoder::new(whole)?))
-    } else {
-        Box::new(BufReader::new(whole))
-    })
-}
-
-/// A file that counts the bytes that are read from it.
-struct CountedFile {
-    file: File,
-    progress: ReadProgress,
-}
-
-impl Read for CountedFile {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let bytes = self.file.read(into)?;
-        self.progress
-            .read_bytes
-            .fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(bytes)
-    }
 }

@@ -38,12 +38,14 @@ mod sweep;
 mod sweep_report;
 #[cfg(test)]
 mod tests;
-pub(crate) mod trace;
 mod window;
 
+use anyhow::ensure;
+use parking_lot::Mutex;
+
+use crate::logs::{LogSummary, Logs, RecordedCall, is_stdin, tokenizer};
 use crate::progress::ProgressLine;
 use crate::text_table::print_report;
-use trace::{RecordedCall, Traces, tokenizer};
 
 pub use account::Reliability;
 pub use breakdown::Breakdown;
@@ -99,34 +101,48 @@ pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
 /// Replays the traces. `progress` is called after each call.
 ///
 /// # Errors
-/// An invalid setting, a file that cannot be read, a line that is not a call (with file and line), or more tokens
-/// than an index can hold.
+/// An invalid setting, a file that cannot be read, a log without any call, or more tokens than an index can hold.
 pub fn run(
     options: &ReplayOptions,
     progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<ReplayReport> {
     let options = &options.settled();
     options.check()?;
+    let read_twice = options
+        .traces
+        .iter()
+        .chain(&options.warm)
+        .any(|path| is_stdin(path));
+    ensure!(
+        !read_twice,
+        "a replay reads its traces several times: name a file instead of `-`"
+    );
     let tokenizer = tokenizer(options.tokenizer.as_deref())?;
     let setup = options.setup()?;
     let runs = runs(options);
     // Policies with a memory take longest, so they begin first.
     let mut order: Vec<usize> = (0..runs.len()).collect();
     order.sort_by_key(|&run| !runs[run].0.remembers());
+    let read = Mutex::new((LogSummary::default(), LogSummary::default()));
     let replay_one = |run: usize, progress: &dyn Fn(ReplayProgress)| {
         let (policy, concurrency) = runs[run];
-        let known = Traces::new(&options.warm, tokenizer.clone())?;
-        let known = known.take(options.warm_docs.unwrap_or(usize::MAX));
-        let traces = Traces::new(&options.traces, tokenizer.clone())?;
+        let mut known = Logs::open(&options.warm, tokenizer.clone())?;
+        let mut traces = Logs::open(&options.traces, tokenizer.clone())?;
         let reading = traces.progress();
         let docs_max = options.docs.unwrap_or(usize::MAX);
         let setup = setup.with(policy, concurrency);
-        setup.replay(known, traces.take(docs_max), |tally, _| {
+        let calls = traces.by_ref().take(docs_max);
+        let warm_docs = options.warm_docs.unwrap_or(usize::MAX);
+        let known_calls = known.by_ref().take(warm_docs);
+        let outcome = setup.replay(known_calls, calls, |tally, _| {
             progress(tally.progress(reading.share().max(tally.docs as f64 / docs_max as f64)));
-        })
+        })?;
+        // All replays read the same.
+        *read.lock() = (traces.summary(), known.summary());
+        Ok(outcome)
     };
     let outcomes = run_in_parallel(order, replay_one, progress)?;
-    Ok(ReplayReport::new(options, &outcomes))
+    Ok(ReplayReport::new(options, &outcomes, read.into_inner()))
 }
 
 /// Replays calls that are in memory by one policy, after those that are known, at the first number of requests. The

@@ -41,6 +41,7 @@ pub fn html(report: &AnalyzeReport, date: &str, command: &str) -> String {
         }
     }
     page.push_str(WORDS);
+    list(&mut page, "What was read", &report.log.sentences());
     list(
         &mut page,
         "How it was measured",

@@ -21,7 +21,7 @@ const DRAFT_TOKENS_MAX: usize = 24;
 /// The logs to analyze, and the engine to model.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct AnalyzeOptions {
-    /// Files of recorded calls, as `refrain replay` reads them. Each `workload` and `tenant` gets a row.
+    /// Logs of calls: files, folders, or `-`. docs/logs.md lists the forms. Each workload and tenant gets a row.
     #[arg(required = true, value_name = "LOG")]
     pub logs: Vec<PathBuf>,
     /// Tokenizer for logs that hold text.

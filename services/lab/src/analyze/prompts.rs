@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use refrain_suffix_index::Token;
 
 use super::sample::TenantWorkload;
-use crate::replay::trace::RecordedCall;
+use crate::logs::RecordedCall;
 use crate::replay::{EngineModel, StepLoad};
 
 /// For each call, the tokens of its prompt that an engine still has: the beginning that it shares with the last call

@@ -234,7 +234,7 @@ impl Repeats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::trace::RecordedCall;
+    use crate::logs::RecordedCall;
 
     fn workload(calls: &[(&str, &[Token], Vec<Token>)]) -> TenantWorkload {
         let calls = calls.iter().map(|(session, prompt, output)| RecordedCall {

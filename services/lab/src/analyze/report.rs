@@ -12,6 +12,7 @@ use super::options::AnalyzeOptions;
 use super::repeats::{Origin, Origins, Repeats};
 use super::sample::TenantWorkload;
 use super::speed::{MemoryPoint, Row, SpeedReport, memory_points};
+use crate::logs::LogSummary;
 use crate::replay::Policy;
 use crate::text_table::{number, text_table};
 
@@ -57,6 +58,8 @@ pub struct AnalyzeReport {
     pub tokens_per_s: f64,
     /// Bytes of a month of outputs.
     pub month_bytes: Option<f64>,
+    /// What was read from the logs, and what was left out.
+    pub log: LogSummary,
     /// The options of the analysis.
     pub settings: AnalyzeOptions,
     /// The version of Refrain.
@@ -212,6 +215,7 @@ impl AnalyzeReport {
         rows: &[(Row<'_>, Repeats)],
         span_s: Option<f64>,
         passages: Vec<PassageReport>,
+        log: LogSummary,
         options: &AnalyzeOptions,
     ) -> Self {
         let all: Vec<&Row<'_>> = rows.iter().map(|(row, _)| row).collect();
@@ -275,6 +279,7 @@ impl AnalyzeReport {
             span_s,
             tokens_per_s: rate,
             month_bytes,
+            log,
             settings: options.clone(),
             version: env!("CARGO_PKG_VERSION"),
         }
@@ -295,6 +300,7 @@ impl AnalyzeReport {
                 text += &text_table(1, &[], lines);
             }
         }
+        text += &listed("What was read", &self.log.sentences());
         text + &listed("How it was measured", &self.settings.assumptions())
     }
 

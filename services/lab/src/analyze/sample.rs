@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::replay::trace::RecordedCall;
+use crate::logs::RecordedCall;
 
 /// Sessions whose group is remembered. Further sessions count by themselves.
 const GROUPED_SESSIONS_MAX: usize = 100_000;

@@ -313,10 +313,6 @@ fn an_engine_with_a_head_gains_on_text_that_does_not_repeat() -> anyhow::Result<
 fn invalid_settings_are_refused() {
     let bad = [json!({"output_token_ids": [1]}), json!({"output": "two"})];
     for (args, wanted) in [
-        (
-            "",
-            "calls.jsonl, line 2: output is text: name the tokenizer.json with --tokenizer",
-        ),
         ("--concurrency 0", "--concurrency must be at least 1"),
         ("--docs 0", "--docs must be at least 1"),
         ("--sample-tokens 0", "--sample-tokens must be at least 1"),

@@ -2,7 +2,7 @@
 
 use refrain_suffix_index::Token;
 
-use crate::replay::trace::RecordedCall;
+use crate::logs::RecordedCall;
 use crate::simulate::Random;
 
 /// Different tokens.

@@ -9,8 +9,8 @@ use anyhow::ensure;
 use super::generated::Kind;
 use super::needs::Needs;
 use super::options::PaperOptions;
+use crate::logs::{Logs, RecordedCall, tokenizer};
 use crate::progress::ProgressLine;
-use crate::replay::trace::{RecordedCall, Traces, tokenizer};
 
 /// The input of an experiment.
 pub(super) struct Input<'a> {
@@ -38,7 +38,7 @@ impl<'a> Input<'a> {
         let read = |paths: &[PathBuf]| -> anyhow::Result<Vec<RecordedCall>> {
             let mut calls = Vec::new();
             for path in paths {
-                let trace = Traces::new(std::slice::from_ref(path), tokenizer.clone())?;
+                let trace = Logs::open(std::slice::from_ref(path), tokenizer.clone())?;
                 for call in trace.take(docs) {
                     calls.push(call?);
                 }

@@ -13,8 +13,8 @@ use super::needs::Needs;
 use super::replays::{Case, Replays};
 use super::report::{Cell, Column, Findings, Row};
 use super::rollouts::{Rollouts, cell, ratio, workloads};
+use crate::logs::RecordedCall;
 use crate::replay::Policy;
-use crate::replay::trace::RecordedCall;
 use crate::simulate::{Moment, RunReport};
 
 pub(super) const PAPER: Paper = Paper {

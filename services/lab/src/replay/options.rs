@@ -22,7 +22,7 @@ use super::sweep::Sweep;
 #[derive(Args, Clone, Debug, Serialize)]
 #[command(group(ArgGroup::new("comparison").args(["policies", "engine_model"]).multiple(true)))]
 pub struct ReplayOptions {
-    /// Files of recorded calls, replayed in this order: one JSON object per line, plain or zstd.
+    /// Logs of calls, replayed in this order: files or folders. docs/logs.md lists the forms.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Recorded calls that are known from the start and not measured. May be given several times.

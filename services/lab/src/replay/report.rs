@@ -1,6 +1,7 @@
 //! The report of a replay, for people and for programs.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use refrain_speculation::draft::{Scope, Source};
 use serde::Serialize;
@@ -15,6 +16,7 @@ use super::policy::Policy;
 use super::setup::Outcome;
 use super::shared_indexes::SharedIndexSizes;
 use super::window::{self, Window};
+use crate::logs::LogSummary;
 use crate::text_table::{number, text_table};
 
 /// The report. A figure is absent or `null` if nothing happened that it could be measured on.
@@ -68,6 +70,10 @@ pub struct ReplayReport {
     pub policies: Vec<PolicyReport>,
     /// The options of the replay.
     pub settings: ReplayOptions,
+    /// Counts of what was read of the traces, if they were read to their end.
+    pub log: LogSummary,
+    /// The same of the warm calls.
+    pub warm_log: LogSummary,
 }
 
 /// One policy on the modelled engine. A step counts once for each request in it.
@@ -184,7 +190,11 @@ fn name(source: Source, scope: Scope) -> &'static str {
 
 impl ReplayReport {
     /// Makes a report. Most of it is about the first outcome.
-    pub(super) fn new(options: &ReplayOptions, outcomes: &[Outcome]) -> Self {
+    pub(super) fn new(
+        options: &ReplayOptions,
+        outcomes: &[Outcome],
+        (log, warm_log): (LogSummary, LogSummary),
+    ) -> Self {
         let Outcome { tally, costs, .. } = &outcomes[0];
         let total = tally.table.total();
         let sizes = costs.sizes;
@@ -220,6 +230,8 @@ impl ReplayReport {
                 .collect(),
             policies: policies(options, outcomes),
             settings: options.clone(),
+            log,
+            warm_log,
         }
     }
 
@@ -250,6 +262,10 @@ impl ReplayReport {
             measured("wall time, s", Some(self.wall_s)),
         ];
         let mut text = text_table(1, &[], rows);
+        let left_out = [&self.warm_log, &self.log].map(LogSummary::left_out_sentences);
+        for sentence in left_out.into_iter().flatten() {
+            let _ = writeln!(text, "{sentence}");
+        }
         text.push('\n');
         text += &source_table(&self.sources);
         for (what, rows) in &self.by {

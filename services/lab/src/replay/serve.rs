@@ -17,7 +17,7 @@ use super::judge::{DraftChoice, DraftRequest, Judge, StepDraft, VerifiedChoice};
 use super::parallel::ReplayProgress;
 use super::presets::{self, Drafter, SamRequest};
 use super::shared_indexes::{Membership, SharedIndexes};
-use super::trace::RecordedCall;
+use crate::logs::RecordedCall;
 
 /// Calls that are read ahead of the running ones, to find calls whose session is free.
 const WAITING_MAX: usize = 1024;

@@ -13,7 +13,7 @@ use super::presets::{Drafter, PLD_DRAFT_TOKENS, PresetChanges, SamRules};
 use super::serve::{EndedCall, Serving, Tally, serve};
 use super::shared_indexes::{IndexCosts, SharedIndexConfig, SharedIndexes};
 use super::source::ReplaySource;
-use super::trace::RecordedCall;
+use crate::logs::RecordedCall;
 
 /// A worker's default settings of drafts.
 pub(crate) fn worker_rules() -> ProposeRules {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::clock::Spent;
 use super::namespace::Namespace;
 use super::presets::{Automaton, add_text};
-use super::trace::RecordedCall;
+use crate::logs::RecordedCall;
 
 /// Most groups at once. Beyond this the least recently used group is evicted, as it would be after its rollout.
 const GROUPS_MAX: usize = 4096;

@@ -272,7 +272,8 @@ fn check(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
 
 #[test]
 fn figures_without_a_measurement_are_null() -> anyhow::Result<()> {
-    let report = serde_json::to_value(replay(&[], "")?)?;
+    let nothing = [json!({"output_token_ids": []})];
+    let report = serde_json::to_value(replay(&nothing, "")?)?;
     for key in [
         "tokens_per_step",
         "drafted_per_step",
@@ -317,7 +318,7 @@ fn figures_without_a_measurement_are_null() -> anyhow::Result<()> {
 }
 
 #[test]
-fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
+fn invalid_settings_are_refused_and_lines_left_out() -> anyhow::Result<()> {
     let calls = [
         json!({"output_token_ids": [1]}),
         json!({"output_token_ids": "two"}),
@@ -342,8 +343,6 @@ fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
             "no/such/file: the trace cannot be read",
         ),
         ("--tokenizer no/such/file", "no/such/file"),
-        ("", "calls.jsonl, line 2: invalid type: string"),
-        ("--warm WARM", "calls.jsonl, line 2: invalid type: string"),
     ] {
         let error = match replay(&calls, args) {
             Ok(_) => panic!("{args} was accepted"),
@@ -351,8 +350,17 @@ fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
         };
         assert!(error.contains(wanted), "{args}: {error}");
     }
-    // The limit ends the reading before the faulty line.
+    // A faulty line is left out and told, unless the limit ends the reading before it.
     assert_eq!(replay(&calls, "--docs 1")?.docs, 1);
+    let report = replay(&calls, "--warm WARM")?;
+    assert_eq!((report.docs, report.warm_tokens), (1, 1));
+    for log in [&report.log, &report.warm_log] {
+        let [left] = &log.left_out[..] else {
+            panic!("{log:?}");
+        };
+        assert!(left.first.ends_with("calls.jsonl, line 2"), "{log:?}");
+    }
+    assert_eq!(report.table().matches("Left out: ").count(), 2);
     Ok(())
 }
 

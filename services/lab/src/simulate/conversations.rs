@@ -16,7 +16,7 @@ use refrain_suffix_index::Token;
 use super::options::SimulateOptions;
 use super::random::Random;
 use super::workload::{Job, Turn, Workload};
-use crate::replay::trace::RecordedCall;
+use crate::logs::RecordedCall;
 
 /// Tokens at the beginning of a prompt by which it is found in the text so far.
 const BEGINNING_TOKENS: usize = 32;

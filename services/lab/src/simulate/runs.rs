@@ -14,7 +14,7 @@ use super::report::{KvBounds, RunReport, Scheduled, SimulateReport, WorkloadRepo
 use super::shape::Shape;
 use super::token_drafts::{DraftSettings, TokenDrafts};
 use super::workload::Workload;
-use crate::replay::trace::{RecordedCall, Traces, tokenizer};
+use crate::logs::{Logs, RecordedCall, tokenizer};
 use crate::replay::{EngineModel, ReplayProgress, once, run_in_parallel};
 
 /// Simulates everything that the options compare, with one seed.
@@ -106,7 +106,7 @@ impl Inputs {
         for path in &options.traces {
             let name = path.file_name().unwrap_or(path.as_os_str());
             let name = name.to_string_lossy().into_owned();
-            let traces = Traces::new(std::slice::from_ref(path), tokenizer.clone())?;
+            let traces = Logs::open(std::slice::from_ref(path), tokenizer.clone())?;
             let calls = traces.take(options.docs.unwrap_or(usize::MAX));
             inputs.push(if options.placements.is_empty() {
                 let workload = Workload::recorded(name, calls, options)?;

@@ -18,7 +18,7 @@ use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 use super::decoding::{Decoding, Drafted};
 use super::options::{DraftRule, SimulatedDrafts};
 use super::workload::Workload;
-use crate::replay::trace::RecordedCall;
+use crate::logs::RecordedCall;
 use crate::replay::{
     DraftRequest, Eagle3, EngineModel, Judge, Judging, Policy, StepDraft, VerifiedChoice,
     worker_rules,

@@ -10,7 +10,7 @@ use super::lengths::LengthModel;
 use super::options::SimulateOptions;
 use super::random::Random;
 use super::shape::Shape;
-use crate::replay::trace::RecordedCall;
+use crate::logs::RecordedCall;
 
 /// Streams of random numbers.
 const LENGTHS: u64 = 1;
