@@ -309,6 +309,33 @@ fn an_engine_with_a_head_gains_on_text_that_does_not_repeat() -> anyhow::Result<
     Ok(())
 }
 
+/// The log of an agent that the README names.
+#[test]
+fn the_log_of_an_agent_is_analyzed() -> anyhow::Result<()> {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let args = format!(
+        "analyze {root}/examples/agent.jsonl --concurrency 1 --alpha-docs 10 --docs 60 \
+         --tokenizer {root}/services/reference-engine/model/tokenizer.json"
+    );
+    let report = run(
+        &Cli::try_parse_from(args.split_whitespace())?.options,
+        |_| {},
+    )?;
+    let [row] = &report.rows[..] else {
+        panic!("{:?}", report.rows);
+    };
+    assert_eq!(row.tenant.as_deref(), Some("garden-shop"));
+    assert_eq!((row.docs_read, row.docs, row.helps), (75, 60, "yes"));
+    let (counted, log) = (row.tokens_read - row.output_tokens, &report.log);
+    assert_eq!(log.output_tokens_estimated, counted);
+    assert!(
+        (500..2000).contains(&counted),
+        "15 calls have {counted} tokens"
+    );
+    assert_eq!((log.calls, log.left_out.len()), (75, 0), "{log:?}");
+    Ok(())
+}
+
 #[test]
 fn invalid_settings_are_refused() {
     let bad = [json!({"output_token_ids": [1]}), json!({"output": "two"})];
