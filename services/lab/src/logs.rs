@@ -9,6 +9,7 @@
 //! are left out and counted: [`LogSummary`] tells why. Nothing here says a text of the log.
 
 mod call;
+mod call_reader;
 mod encoder;
 mod file;
 mod forms;
@@ -39,6 +40,7 @@ use record::RecordReader;
 use source::Files;
 
 pub(crate) use call::{LoggedCall, RecordedCall};
+pub use call_reader::{CallReader, TokenCall};
 pub(crate) use encoder::LogTokenizer;
 pub use source::ReadProgress;
 pub(crate) use source::{is_stdin, open, unreadable};

@@ -39,7 +39,14 @@ pub struct RecordArgs {
     /// File for the calls. They are added at its end.
     #[arg(long, value_name = "FILE", default_value = "calls.jsonl")]
     output: PathBuf,
-    /// Stop writing after this many calls. Requests go on passing through.
+    /// Write no text: tokens become numbers that say nothing outside of this run, and names become digests. The file
+    /// must be new.
+    #[arg(long)]
+    private: bool,
+    /// Stop writing after about this many output tokens. Requests go on passing through.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    output_tokens: u64,
+    /// Stop writing after this many calls.
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     calls: u64,
     /// Stop writing after this many bytes.
@@ -101,10 +108,11 @@ impl Recording {
         told: impl FnOnce(&Written) + Send + 'static,
     ) -> anyhow::Result<Self> {
         let enough = Enough {
+            output_tokens: args.output_tokens,
             calls: args.calls,
             bytes: args.bytes_max,
         };
-        let (writer, thread) = RecordWriter::start(open(&args.output)?, enough, told)?;
+        let (writer, thread) = RecordWriter::start(open(args)?, args.private, enough, told)?;
         let proxy = web::Data::new(Proxy::new(origin(&args.to), writer.clone())?);
         let app = move || {
             App::new()
@@ -135,11 +143,15 @@ impl Recording {
     }
 }
 
-/// Opens the file for its owner alone, since it holds prompts and outputs.
-fn open(path: &Path) -> anyhow::Result<File> {
+/// Opens the file for its owner alone, since it holds prompts and outputs. Numbers of two runs do not go together.
+fn open(args: &RecordArgs) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
-    let file = options.create(true).append(true).mode(0o600).open(path);
-    file.with_context(|| format!("--output {}", path.display()))
+    let options = match args.private {
+        true => options.create_new(true).write(true),
+        false => options.create(true).append(true),
+    };
+    let file = options.mode(0o600).open(&args.output);
+    file.with_context(|| format!("--output {}", args.output.display()))
 }
 
 /// What was written, and what to do with it.

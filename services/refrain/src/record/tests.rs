@@ -11,6 +11,14 @@ use serde_json::{Value, json};
 
 use super::*;
 
+const GO_ON: &str = r#"{"messages": [{"role": "user", "content": "Go on"}]}"#;
+
+const STREAM: &str = concat!(
+    "data: {\"choices\": [{\"delta\": {\"content\": \"Say it\"}}]}\n\n",
+    "data: {\"choices\": [{\"delta\": {\"content\": \" again.\"}}]}\n\n",
+    "data: [DONE]\n\n",
+);
+
 /// A server that says what it was asked. The query names the kind of answer.
 async fn upstream(request: HttpRequest, body: Bytes) -> HttpResponse {
     let head = |name: &str| {
@@ -21,6 +29,7 @@ async fn upstream(request: HttpRequest, body: Bytes) -> HttpResponse {
         "method": request.method().as_str(), "path": request.path(), "authorization": head("authorization"),
         "accept-encoding": head("accept-encoding"), "length": head("content-length"),
         "body": String::from_utf8_lossy(&body),
+        "choices": [{"message": {"role": "assistant", "content": "Say it again."}}],
     });
     let mut answer = match request.query_string() {
         "fail" => HttpResponse::build(StatusCode::IM_A_TEAPOT),
@@ -28,13 +37,9 @@ async fn upstream(request: HttpRequest, body: Bytes) -> HttpResponse {
     };
     answer.insert_header(("set-cookie", "a=b"));
     let events = |last: Option<actix_web::Error>| {
-        let events = [
-            "data: {\"a\": 1}\n\n",
-            "data: {\"a\": 2}\n\n",
-            "data: [DONE]\n\n",
-        ];
+        let events = STREAM.split_inclusive("\n\n");
         let events = events.map(|event| Ok(Bytes::from_static(event.as_bytes())));
-        stream::iter(events.into_iter().chain(last.map(Err)))
+        stream::iter(events.chain(last.map(Err)))
     };
     match request.query_string() {
         "stream" => answer
@@ -70,6 +75,8 @@ fn args(to: &str, output: &Path) -> RecordArgs {
         to: to.parse().unwrap(),
         listen: "127.0.0.1:0".parse().unwrap(),
         output: output.to_owned(),
+        private: false,
+        output_tokens: 1000,
         calls: 100,
         bytes_max: 1 << 20,
     }
@@ -96,22 +103,20 @@ async fn calls_pass_through_untouched_and_are_written_down() {
         call.header("session-id", "s1")
             .header("content-type", "application/json")
     };
-    let text = r#"{"messages": []}"#;
+    let text = GO_ON;
 
     let answer = post("", "k1").body(text).send().await.unwrap();
     assert_eq!(answer.headers()["set-cookie"], "a=b");
     let seen: Value = answer.json().await.unwrap();
     let expected = json!({
         "method": "POST", "path": "/v1/chat/completions", "authorization": "Bearer k1", "accept-encoding": null,
-        "length": "16", "body": text,
+        "length": "56", "body": text,
+        "choices": [{"message": {"role": "assistant", "content": "Say it again."}}],
     });
     assert_eq!(seen, expected);
     let streamed = post("stream", "k2").body(text).send().await.unwrap();
     let streamed = streamed.text().await.unwrap();
-    assert_eq!(
-        streamed,
-        "data: {\"a\": 1}\n\ndata: {\"a\": 2}\n\ndata: [DONE]\n\n"
-    );
+    assert_eq!(streamed, STREAM);
     // The request and its answer are compressed all the way, and plain in the file.
     let packed = post("gzip", "k1")
         .header("content-encoding", "gzip")
@@ -150,7 +155,7 @@ async fn calls_pass_through_untouched_and_are_written_down() {
     );
     let records = lines(&path);
     assert_eq!((written.calls, records.len()), (3, 3));
-    let request = json!({"messages": []});
+    let request = json!({"messages": [{"role": "user", "content": "Go on"}]});
     for record in &records {
         assert_eq!(record["request"], request);
         assert_eq!(
@@ -160,7 +165,8 @@ async fn calls_pass_through_untouched_and_are_written_down() {
         assert!(record["first_ms"].as_u64() <= record["duration_ms"].as_u64());
     }
     assert_eq!(records[0]["response"], expected);
-    assert_eq!(records[1]["response"], json!([{"a": 1}, {"a": 2}]));
+    assert_eq!(records[1]["response"].as_array().unwrap().len(), 2);
+    assert_eq!((written.output_tokens, written.bytes > 0), (12, true));
     assert!(records[2]["response"]["body"].is_string());
     let tenants: Vec<_> = records.iter().map(|record| &record["tenant"]).collect();
     assert_eq!(tenants, ["key-1", "key-2", "key-1"]);
@@ -187,7 +193,7 @@ async fn writing_ends_when_there_is_enough_and_requests_go_on() {
         assert!(
             client
                 .post(&url)
-                .body("{}")
+                .body(GO_ON)
                 .send()
                 .await
                 .unwrap()
@@ -200,7 +206,7 @@ async fn writing_ends_when_there_is_enough_and_requests_go_on() {
     assert!(
         client
             .post(&url)
-            .body("{}")
+            .body(GO_ON)
             .send()
             .await
             .unwrap()
@@ -212,6 +218,37 @@ async fn writing_ends_when_there_is_enough_and_requests_go_on() {
 }
 
 #[actix_web::test]
+async fn a_private_file_has_tokens_and_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("calls.jsonl");
+    let args = RecordArgs {
+        private: true,
+        ..args(&start_upstream(), &path)
+    };
+    let recording = Recording::start(&args, |_| ()).unwrap();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for query in ["", "stream"] {
+        let url = format!("http://{}/v1/chat/completions?{query}", recording.address);
+        let call = client.post(url).header("session-id", "secret");
+        let call = call.body(r#"{"messages": [{"role": "user", "content": "secret"}]}"#);
+        assert!(call.send().await.unwrap().bytes().await.is_ok());
+    }
+    recording.stop().await.unwrap();
+    let records = lines(&path);
+    assert_eq!(records.len(), 2);
+    assert_eq!(
+        records[0]["output_token_ids"],
+        records[1]["output_token_ids"]
+    );
+    assert_eq!(records[0]["output_token_ids"].as_array().unwrap().len(), 4);
+    assert_eq!(records[0]["session"], records[1]["session"]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.contains("secret") && !text.contains("again"));
+    // The tokens of another run would not go with these.
+    assert!(Recording::start(&args, |_| ()).is_err());
+}
+
+#[actix_web::test]
 async fn a_server_that_is_away_is_an_error_of_the_gateway_kind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("calls.jsonl");
@@ -219,7 +256,7 @@ async fn a_server_that_is_away_is_an_error_of_the_gateway_kind() {
     let recording = Recording::start(&args, |_| ()).unwrap();
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let answer = client.post(format!("http://{}/v1/messages", recording.address));
-    let answer = answer.body("{}").send().await.unwrap();
+    let answer = answer.body(GO_ON).send().await.unwrap();
     assert_eq!(answer.status(), 502);
     let error: Value = answer.json().await.unwrap();
     assert_eq!(

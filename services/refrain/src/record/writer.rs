@@ -1,7 +1,9 @@
 //! Writes calls to a file, on a thread of its own, so that no answer waits for a disk.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::hash::BuildHasher;
 use std::io::{BufWriter, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,6 +12,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use parking_lot::Mutex;
+use refrain_lab::logs::{CallReader, TokenCall};
 use serde_json::{Value, json};
 
 use super::proxy::Exchange;
@@ -21,9 +24,13 @@ const WAITING_BYTES_MAX: usize = 256 << 20;
 /// Callers that get a number of their own; all others share the last one.
 const CALLERS_MAX: usize = 10_000;
 
+/// The reason for which embeddings, lists of models and the like are not written.
+const NO_OUTPUT: &str = "a call without an output of a model";
+
 /// When there is enough.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Enough {
+    pub(super) output_tokens: u64,
     pub(super) calls: u64,
     pub(super) bytes: u64,
 }
@@ -32,6 +39,8 @@ pub(super) struct Enough {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Written {
     pub(super) calls: u64,
+    /// Tokens of their outputs, about.
+    pub(super) output_tokens: u64,
     pub(super) bytes: u64,
     /// Calls that are not in the file, by reason.
     pub(super) left_out: BTreeMap<&'static str, u64>,
@@ -57,6 +66,7 @@ impl RecordWriter {
     /// There is no thread.
     pub(super) fn start(
         file: File,
+        is_private: bool,
         enough: Enough,
         told: impl FnOnce(&Written) + Send + 'static,
     ) -> anyhow::Result<(Self, JoinHandle<()>)> {
@@ -72,6 +82,8 @@ impl RecordWriter {
             let mut lines = Lines {
                 file: BufWriter::new(file),
                 callers: HashMap::new(),
+                reader: CallReader::new(RandomState::new().hash_one(0)),
+                is_private,
                 enough,
             };
             let result = lines.write_all(&exchanges, &waiting_bytes, &written);
@@ -140,6 +152,9 @@ struct Lines {
     file: BufWriter<File>,
     /// Numbers of callers, by the hash of their key.
     callers: HashMap<u64, usize>,
+    reader: CallReader,
+    /// Whether calls are written without their texts.
+    is_private: bool,
     enough: Enough,
 }
 
@@ -155,30 +170,60 @@ impl Lines {
             let bytes = exchange.bytes();
             let record = exchange.record(self.caller(exchange.caller));
             waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            match record {
-                Err(reason) => *written.lock().left_out.entry(reason).or_default() += 1,
-                Ok(record) => {
-                    let bytes = self.write(&record).context("the file cannot be written")?;
-                    let mut written = written.lock();
-                    written.calls += 1;
-                    written.bytes += bytes;
-                    if written.calls >= self.enough.calls || written.bytes >= self.enough.bytes {
-                        written.is_enough = true;
-                        return Ok(());
-                    }
+            let record = match record {
+                Ok(record) => record,
+                Err(reason) => {
+                    *written.lock().left_out.entry(reason).or_default() += 1;
+                    continue;
                 }
+            };
+            let (tokens, bytes) = self.write(record)?;
+            let mut written = written.lock();
+            if bytes == 0 {
+                *written.left_out.entry(NO_OUTPUT).or_default() += 1;
+                continue;
+            }
+            written.calls += 1;
+            written.output_tokens += tokens;
+            written.bytes += bytes;
+            if written.calls >= self.enough.calls
+                || written.output_tokens >= self.enough.output_tokens
+                || written.bytes >= self.enough.bytes
+            {
+                written.is_enough = true;
+                return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Writes a line. Whoever reads the file meanwhile sees whole calls.
-    fn write(&mut self, record: &Value) -> std::io::Result<u64> {
-        let mut line = serde_json::to_vec(record)?;
-        line.push(b'\n');
-        self.file.write_all(&line)?;
-        self.file.flush()?;
-        Ok(line.len() as u64)
+    /// Writes a call, and returns its output tokens and the bytes that it takes. Both are 0 if it has no output.
+    fn write(&mut self, record: Value) -> anyhow::Result<(u64, u64)> {
+        let mut text = Vec::new();
+        if !self.is_private {
+            serde_json::to_writer(&mut text, &record)?;
+            text.push(b'\n');
+        }
+        let calls = self.reader.read(record)?;
+        if calls.is_empty() {
+            return Ok((0, 0));
+        }
+        if self.is_private {
+            for call in &calls {
+                serde_json::to_writer(&mut text, call)?;
+                text.push(b'\n');
+            }
+        }
+        self.write_lines(&text)
+            .context("the file cannot be written")?;
+        let tokens = calls.iter().map(TokenCall::output_tokens).sum();
+        Ok((tokens, text.len() as u64))
+    }
+
+    /// Writes lines. Whoever reads the file meanwhile sees whole calls.
+    fn write_lines(&mut self, text: &[u8]) -> std::io::Result<()> {
+        self.file.write_all(text)?;
+        self.file.flush()
     }
 
     /// The name of a caller. Keys are in no file, and neither are their hashes.
