@@ -149,6 +149,7 @@ async fn calls(
         request: RequestId(1),
         namespace: namespace.clone(),
         group: None,
+        session: None,
         class: Default::default(),
         weight: TenantWeight::default(),
         age_ms: 0,

@@ -143,6 +143,7 @@ impl Mesh {
                 model: "model".into(),
                 tokenizer: "tokenizer".into(),
             }),
+            session: None,
             group: is_rollout.then(|| format!("group-{group}")),
             class: match is_rollout {
                 true => RequestClass::Rollout,

@@ -98,6 +98,8 @@ pub struct SchedulerConfig {
     pub placement: PlacementPolicy,
     /// Prefixes that are remembered for each worker. The least recently used ones are forgotten.
     pub prefixes_tracked_max: usize,
+    /// Named sessions whose worker is remembered, so that their turns stay there. 0 remembers none.
+    pub sessions_tracked_max: usize,
     /// Milliseconds to read a thousand tokens of context, for workers that have not measured it.
     pub prefill_ms_per_1k: f32,
     /// A worker whose load would be above this multiple of the mean load gets no request for its KV cache's sake.
@@ -163,6 +165,7 @@ impl Default for SchedulerConfig {
             groups_tracked_max: 16_384,
             placement: PlacementPolicy::default(),
             prefixes_tracked_max: 8_192,
+            sessions_tracked_max: 65_536,
             prefill_ms_per_1k: 100.0,
             load_imbalance_max: 1.3,
             queue_wait_ms_max: 120_000,

@@ -67,7 +67,7 @@ use self::refusal::EXCLUDE_MAX;
 use self::worker_table::{Registration, WorkerTable};
 use crate::config::SchedulerConfig;
 use crate::order::Windows;
-use crate::placement::PrefixTable;
+use crate::placement::{PrefixTable, SessionHomes};
 
 /// How often deadlines are checked while requests wait. A deadline is late by at most this time.
 const TICK_MS: u64 = 100;
@@ -82,6 +82,7 @@ pub struct Dispatch {
     groups: GroupTable,
     windows: Windows,
     prefixes: PrefixTable,
+    sessions: SessionHomes,
     /// The call with which each request waits.
     waiting_by_request: HashMap<RequestId, LeaseCallId>,
     /// When the requests first asked that hold no lease now and may ask again.
@@ -107,6 +108,7 @@ impl Dispatch {
             groups: GroupTable::new(config.groups_tracked_max),
             windows: Windows::new(config.overtake_ms_max),
             prefixes: PrefixTable::new(config.prefixes_tracked_max),
+            sessions: SessionHomes::new(config.sessions_tracked_max),
             leases: LeaseTable::new(config.ended_leases_max),
             workers: WorkerTable::default(),
             waiting_by_request: HashMap::new(),
@@ -515,6 +517,7 @@ impl Dispatch {
         effects: &mut Vec<DispatchEffect>,
     ) {
         self.prefixes.forget(index);
+        self.sessions.forget(index);
         effects.push(DispatchEffect::WorkerLost(worker));
         for lease in lost {
             self.end(lease, LeaseEnd::WorkerLost, false, effects);
@@ -573,6 +576,7 @@ impl Dispatch {
     fn forget_prefixes(&mut self, worker: &WorkerId) {
         if let Some(index) = self.workers.index(worker) {
             self.prefixes.forget(index);
+            self.sessions.forget(index);
         }
     }
 }

@@ -9,13 +9,19 @@
 //! stays within a multiple of the mean (`load_imbalance_max`). Waiting for the worker that holds the prefix was
 //! rejected: the time of a prefill is known, and the time until a full worker has a free slot is not.
 //!
+//! The turns of a session do stay with its worker, which holds what no other does: one turn at a time is no flood. In
+//! exchange a new session goes by the number of sessions that live on each worker, since it will stay.
+//! [`SessionHomes`] has both.
+//!
 //! Slots, room for KV, context lengths and exclusions are hard limits. The caller offers only workers within them.
 
 mod prefix_table;
+mod session_homes;
 
 use refrain_protocol::WorkerId;
 
 pub(crate) use self::prefix_table::PrefixTable;
+pub(crate) use self::session_homes::SessionHomes;
 
 use crate::config::PlacementPolicy;
 
@@ -51,6 +57,8 @@ pub(crate) struct Candidate<'a> {
     pub(crate) kv_load: f64,
     /// Tokens of the context that it holds.
     pub(crate) held_tokens: u32,
+    /// Sessions that live there.
+    pub(crate) sessions: u32,
     /// Milliseconds to read a thousand tokens.
     pub(crate) prefill_ms_per_1k: f32,
 }
@@ -63,12 +71,24 @@ impl Candidate<'_> {
     }
 }
 
+/// The session of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Session {
+    /// It has none that is known by a name, or the name is no conversation's.
+    Unnamed,
+    /// This is its first turn.
+    New,
+    /// Its last turn ran on this worker.
+    LivesOn(usize),
+}
+
 /// The facts about the request that the choice needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<'a> {
     pub(crate) context_tokens: u32,
     /// The worker that ran its last chunk, or the one that it is transferred to.
     pub(crate) prefer: Option<&'a WorkerId>,
+    pub(crate) session: Session,
     /// It was transferred to `prefer`, so it goes there however loaded that worker is.
     pub(crate) transferred: bool,
 }
@@ -78,6 +98,8 @@ pub(crate) struct Demand<'a> {
 pub(crate) struct PoolLoad {
     /// Chunks that run on workers that take new ones, full or not.
     pub(crate) running: u64,
+    /// Sessions that live on them. It counts for a new session alone.
+    pub(crate) sessions: u64,
     /// Slots of these workers.
     pub(crate) slots: u64,
     /// Fewest and most chunks on one of them.
@@ -129,7 +151,14 @@ pub(crate) fn choose<'a>(
         match policy {
             PlacementPolicy::Kv => {
                 let load_ms = pool.service_ms * FULL_LOAD_DELAY * (candidate.load() - slack);
-                let counts = prefers(candidate) || is_balanced(candidate, pool, load_imbalance_max);
+                let counts = match demand.session {
+                    _ if prefers(candidate) => true,
+                    Session::LivesOn(home) if home == candidate.index => true,
+                    Session::New if !has_even_sessions(candidate, pool, load_imbalance_max) => {
+                        false
+                    }
+                    _ => is_balanced(candidate, pool, load_imbalance_max),
+                };
                 let held_tokens = if counts {
                     holds(candidate).held_tokens
                 } else {
@@ -163,11 +192,21 @@ pub(crate) fn choose<'a>(
     best.map(|best| holds(&best))
 }
 
+/// A worker's part of all requests or sessions and one more, by its part of all slots.
+fn mean_of(all: u64, candidate: &Candidate<'_>, pool: &PoolLoad) -> f64 {
+    let part = f64::from(candidate.slots) / pool.slots.max(1) as f64;
+    (all + 1) as f64 * part
+}
+
+/// Whether one session more could live there for a prefix's sake. They stay, so chance does not even them out.
+fn has_even_sessions(candidate: &Candidate<'_>, pool: &PoolLoad, load_imbalance_max: f64) -> bool {
+    let mean = mean_of(pool.sessions, candidate, pool);
+    f64::from(candidate.sessions) + 1.0 <= (mean * load_imbalance_max).max(mean + 1.0)
+}
+
 /// Whether the worker could take one request more for a prefix's sake.
 fn is_balanced(candidate: &Candidate<'_>, pool: &PoolLoad, load_imbalance_max: f64) -> bool {
-    // Its part of all requests, by its part of all slots.
-    let part = f64::from(candidate.slots) / pool.slots.max(1) as f64;
-    let mean = (pool.running + 1) as f64 * part;
+    let mean = mean_of(pool.running, candidate, pool);
     let after = f64::from(candidate.running) + 1.0;
     after <= (mean * load_imbalance_max).max(mean + mean.sqrt() + IMBALANCE_REQUESTS)
 }
@@ -189,9 +228,11 @@ mod tests {
         transferred: bool,
         service_ms: f64,
         last: Option<usize>,
+        session: Session,
     }
 
     const CASE: Case = Case {
+        session: Session::Unnamed,
         policy: PlacementPolicy::Kv,
         context_tokens: 100,
         prefer: None,
@@ -202,7 +243,7 @@ mod tests {
 
     impl Case {
         /// Checks which worker is chosen, and what it is taken to hold. Each worker is written `name running/slots`,
-        /// with optional marks: `#n` holds n tokens, `%n` has planned n per cent of its KV cache, `$n` reads a
+        /// with optional marks: `#n` holds n tokens, `@n` has n sessions, `%n` has planned n per cent of its KV cache, `$n` reads a
         /// thousand tokens in n milliseconds.
         fn check(&self, workers: &str, expected: &str) {
             let named: Vec<(WorkerId, Vec<&str>)> = workers
@@ -225,13 +266,16 @@ mod tests {
                         slots: slots.parse().unwrap(),
                         kv_load: f64::from(number('%').unwrap_or(0)) / 100.0,
                         held_tokens: number('#').unwrap_or(0),
+                        sessions: number('@').unwrap_or(0),
                         prefill_ms_per_1k: number('$').unwrap_or(100) as f32,
                     }
                 })
                 .collect();
             let prefer = self.prefer.map(|worker| WorkerId(worker.to_owned()));
             let running = candidates.iter().map(|candidate| candidate.running);
+            let sessions = candidates.iter().map(|one| u64::from(one.sessions));
             let pool = PoolLoad {
+                sessions: sessions.sum(),
                 running: running.clone().map(u64::from).sum(),
                 slots: candidates.iter().map(|one| u64::from(one.slots)).sum(),
                 running_range: (running.clone().min().unwrap(), running.max().unwrap()),
@@ -239,6 +283,7 @@ mod tests {
                 last: self.last,
             };
             let demand = Demand {
+                session: self.session,
                 context_tokens: self.context_tokens,
                 prefer: prefer.as_ref(),
                 transferred: self.transferred,
@@ -306,6 +351,23 @@ mod tests {
         };
         case.check("a 10/64, b 12/64 #8192, c 10/64", "b 8192");
         case.check("a 10/64, b 16/64 #8192, c 10/64", "a 0");
+    }
+
+    #[test]
+    fn a_session_stays_and_a_new_one_goes_where_few_live() {
+        let case = |session| Case {
+            session,
+            context_tokens: 8_192,
+            ..CASE
+        };
+        let busy = "a 10/64, b 16/64 #8192, c 10/64";
+        case(Session::LivesOn(1)).check(busy, "b 8192");
+        case(Session::LivesOn(0)).check(busy, "a 0");
+        // It lost its text there, and another worker holds more.
+        case(Session::LivesOn(0)).check("a 2/64, b 2/64 #4096", "b 4096");
+        case(Session::New).check("a 0/64 @1, b 1/64 #8192 @1", "b 8192");
+        case(Session::New).check("a 0/64 @1, b 1/64 #8192 @4", "a 0");
+        case(Session::Unnamed).check("a 0/64 @1, b 1/64 #8192 @4", "b 8192");
     }
 
     #[test]

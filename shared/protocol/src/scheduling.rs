@@ -1,10 +1,11 @@
 //! Leases, which allow one worker to decode the next chunk of a request, and heartbeats of workers.
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine_order::EngineState;
 use crate::prefix::PrefixHash;
-use crate::{LeaseId, RequestId, SignedNamespace, WorkerId};
+use crate::{LeaseId, NamespaceId, RequestId, SignedNamespace, WorkerId};
 
 /// Whether somebody waits for each token of a request, or only for all of its output.
 #[derive(
@@ -84,6 +85,18 @@ impl From<TenantWeight> for f64 {
     }
 }
 
+/// The name of a conversation, hashed with its namespace: a scheduler tells conversations apart and knows no names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SessionHash(pub u64);
+
+impl SessionHash {
+    /// Hashes the name of a conversation.
+    pub fn new(namespace: NamespaceId, session: &str) -> Self {
+        let namespace = namespace.0.to_le_bytes();
+        SessionHash(xxh3_64(&[&namespace, session.as_bytes()].concat()))
+    }
+}
+
 /// Asks for a worker. The answer comes when it is the request's turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRequest {
@@ -93,6 +106,9 @@ pub struct LeaseRequest {
     pub namespace: SignedNamespace,
     /// The group of samples, since the order of requests depends on it.
     pub group: Option<String>,
+    /// The conversation, whose turns stay on one worker. `None`: it has no name, or nobody would use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionHash>,
     /// Whether somebody waits for each token.
     #[serde(default)]
     pub class: RequestClass,

@@ -38,7 +38,7 @@ use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
     Eagle3Report, Heartbeat, HeartbeatReply, KvReport, KvUse, Lease, LeaseFinish, LeaseOutcome,
-    LeaseRequest, RequestClass, ServedModel, TenantWeight, WorkerDrain, WorkerReport,
+    LeaseRequest, RequestClass, ServedModel, SessionHash, TenantWeight, WorkerDrain, WorkerReport,
 };
 use refrain_protocol::{
     ApiError, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
@@ -233,6 +233,7 @@ fn formats() -> Vec<Format> {
                 request: RequestId(3),
                 namespace: signed(),
                 group: Some("g".into()),
+                session: Some(SessionHash(5)),
                 class: RequestClass::Rollout,
                 weight: TenantWeight::try_from(2.5).unwrap(),
                 age_ms: 7,

@@ -12,7 +12,7 @@ use refrain_protocol::chunk::{
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::error::code;
 use refrain_protocol::prefix::PrefixHasher;
-use refrain_protocol::scheduling::{Lease, LeaseRequest};
+use refrain_protocol::scheduling::{Lease, LeaseRequest, SessionHash};
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock::millis;
@@ -137,6 +137,7 @@ impl ChoiceRun<'_> {
             false => Vec::new(),
         };
         let (namespace, group) = (self.namespace(), self.group());
+        let session = self.request.session.as_deref().filter(|_| workers > 1);
         if let Some(group) = &group {
             self.context.memory.group_runs(&namespace, group);
         }
@@ -144,6 +145,7 @@ impl ChoiceRun<'_> {
             request: self.id,
             namespace: namespace.signed.clone(),
             group,
+            session: session.map(|name| SessionHash::new(namespace.id, name)),
             class: self.request.standing().class,
             weight: self.request.standing().weight,
             age_ms: millis(asked.elapsed()),

@@ -11,6 +11,7 @@ use anyhow::ensure;
 use lru::LruCache;
 use refrain_protocol::NamespaceId;
 use refrain_protocol::prefix::{PrefixHash, mark, prefix_hashes};
+use refrain_protocol::scheduling::SessionHash;
 use refrain_suffix_index::Token;
 
 use super::options::SimulateOptions;
@@ -74,14 +75,22 @@ impl Conversations {
         };
         let mut random = Random::new(options.seed, PAUSES);
         for calls in sessions {
-            of.add(&calls, options.think_s, &mut random);
+            let session = SessionHash(of.first_turns.len() as u64);
+            let session = options.session_names.then_some(session);
+            of.add(&calls, session, options.think_s, &mut random);
         }
         let longest = of.workload.jobs.iter().map(|job| job.output_tokens).max();
         of.workload.output_max = longest.unwrap_or(1);
         Ok(of)
     }
 
-    fn add(&mut self, calls: &[Arc<RecordedCall>], think_s: f64, random: &mut Random) {
+    fn add(
+        &mut self,
+        calls: &[Arc<RecordedCall>],
+        session: Option<SessionHash>,
+        think_s: f64,
+        random: &mut Random,
+    ) {
         let namespace = NamespaceId(0);
         let mut text: Vec<Token> = Vec::new();
         self.first_turns.push(self.workload.jobs.len());
@@ -104,6 +113,7 @@ impl Conversations {
                 expected_tokens: None,
                 text: None,
                 turn: Some(Turn {
+                    session,
                     next: (!is_last).then_some((number + 1, pause_s)),
                     before,
                     after: prefix_hashes(&namespace, &text),

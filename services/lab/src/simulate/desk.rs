@@ -206,6 +206,7 @@ impl Desk {
             request: RequestId(job as u128 + 1),
             namespace: self.namespace.clone(),
             group: (!is_turn).then(|| of.group.to_string()),
+            session: of.turn.as_ref().and_then(|turn| turn.session),
             class: match is_turn {
                 true => RequestClass::Interactive,
                 false => RequestClass::Rollout,

@@ -123,6 +123,9 @@ pub struct SimulateOptions {
     /// Conversations that go on at once.
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub sessions: usize,
+    /// Tell the scheduler which turns are of one conversation, as clients do that name their sessions.
+    #[arg(long, requires = "placements")]
+    pub session_names: bool,
     /// Mean pause before the next turn of a conversation, seconds.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub think_s: f64,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use refrain_protocol::prefix::PrefixHash;
+use refrain_protocol::scheduling::SessionHash;
 
 use super::lengths::LengthModel;
 use super::options::SimulateOptions;
@@ -35,6 +36,8 @@ pub(super) struct Job {
 /// A turn of a conversation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turn {
+    /// Its conversation, if the scheduler is told.
+    pub(super) session: Option<SessionHash>,
     /// The turn after it, and the pause before that one.
     pub(super) next: Option<(usize, f64)>,
     /// Hashes of its prompt's prefixes.

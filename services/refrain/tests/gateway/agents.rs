@@ -327,5 +327,8 @@ async fn programs_name_their_sessions_in_their_own_ways() {
         let log = bench.mesh.log();
         let asked = log.chunks.last().unwrap().session.clone();
         assert_eq!(asked.as_deref(), session, "{path} {heads:?}");
+        // The scheduler learns that the turns are of one conversation, and no name.
+        let told = log.leases.last().unwrap().session;
+        assert_eq!(told.is_some(), session.is_some(), "{path} {heads:?}");
     }
 }

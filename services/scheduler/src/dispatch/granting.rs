@@ -10,7 +10,7 @@ use super::lease_table::{RunningLease, lease_id};
 use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
 use crate::config::PlacementPolicy;
-use crate::placement::{Choice, Demand, choose};
+use crate::placement::{Candidate, Choice, Demand, Session, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
@@ -117,18 +117,34 @@ impl Dispatch {
         let candidates = able
             .iter()
             .zip(&held)
-            .map(|((index, worker), held)| worker.candidate(*index, *held, price));
+            .map(|((index, worker), held)| Candidate {
+                sessions: self.sessions.count(*index),
+                ..worker.candidate(*index, *held, price)
+            });
+        let session = match request.session.map(|session| self.sessions.home(session)) {
+            None => Session::Unnamed,
+            Some(None) => Session::New,
+            // Turns at once are no conversation, whatever their name: they could be a flood.
+            Some(Some(home)) if self.leases.get(home.lease).is_some() => Session::Unnamed,
+            Some(Some(home)) => Session::LivesOn(home.worker),
+        };
         let demand = Demand {
             context_tokens: request.context_tokens,
             prefer: request.prefer.as_ref(),
+            session,
             transferred: request.transferred,
         };
-        let load = self.workers.load(
+        let mut load = self.workers.load(
             pool,
             self.queue.service_ms(pool),
             queue.last_worker,
             policy == PlacementPolicy::CacheAware,
         );
+        if session == Session::New {
+            let members = self.workers.members(pool);
+            let sessions = members.map(|(index, _)| u64::from(self.sessions.count(index)));
+            load.sessions = sessions.sum();
+        }
         choose(
             policy,
             self.config.load_imbalance_max,
@@ -162,6 +178,10 @@ impl Dispatch {
         if let Some(queue) = self.queue.pool_mut(&pool) {
             queue.last_worker = Some(choice.index);
             queue.reserved = queue.reserved.filter(|(owner, _)| *owner != call);
+        }
+        if let Some(session) = request.session {
+            self.sessions
+                .moves(session, choice.index, lease, self.now_ms);
         }
         self.prefixes
             .sent(choice.index, &request.prefixes, capacity_tokens);

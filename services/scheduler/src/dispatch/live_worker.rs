@@ -126,6 +126,7 @@ impl LiveWorker {
             .and_then(|kv| kv.prefill_ms_per_1k);
         let measured = measured.filter(|ms| ms.is_finite() && *ms > 0.0);
         Candidate {
+            sessions: 0,
             index,
             worker: &self.heartbeat.worker,
             running: self.running(),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 use refrain_protocol::prefix::PrefixHash;
-use refrain_protocol::scheduling::{KvReport, TenantWeight};
+use refrain_protocol::scheduling::{KvReport, SessionHash, TenantWeight};
 use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 
 use super::*;
@@ -126,6 +126,7 @@ pub(super) fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequ
             tokenizer: "t".into(),
         }),
         group: None,
+        session: Some(SessionHash(request as u64 % 7)).filter(|_| request.is_multiple_of(2)),
         class: Default::default(),
         weight: TenantWeight::default(),
         age_ms: 0,

@@ -125,6 +125,7 @@ impl Script {
                             tokenizer: "t".into(),
                         }),
                         group: given.get("group").map(|group| (*group).to_owned()),
+                        session: None,
                         class: if given.contains_key("group") || given.contains_key("rollout") {
                             RequestClass::Rollout
                         } else {

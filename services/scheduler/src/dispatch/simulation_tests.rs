@@ -84,6 +84,7 @@ impl Rollout {
                 tokenizer: "t".into(),
             }),
             group: Some(sample.group.to_string()),
+            session: None,
             class: sample.class,
             weight: TenantWeight::default(),
             age_ms: self.now_ms,

@@ -409,6 +409,7 @@ impl WorkerTable {
             })
         });
         PoolLoad {
+            sessions: 0,
             running: workers.map_or(0, |workers| workers.running),
             slots: workers.map_or(0, |workers| workers.slots),
             running_range: range.unwrap_or((0, 0)),

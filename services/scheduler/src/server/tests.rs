@@ -67,6 +67,7 @@ impl TestScheduler {
                 tokenizer: "t".into(),
             }),
             group: None,
+            session: None,
             class: Default::default(),
             weight: TenantWeight::default(),
             age_ms: 0,
