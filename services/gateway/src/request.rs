@@ -151,8 +151,8 @@ pub struct ParsedRequest {
     pub(crate) form_sources: Vec<FormSource>,
     /// The form that takes the place of that in `sampling` where a schema that need not hold cannot be compiled.
     pub(crate) loose_form: Option<Box<OutputForm>>,
-    /// The form that holds the texts of tools to their grammars. It takes the place of that in `sampling` where it can
-    /// be compiled.
+    /// The form that holds the texts of tools to their grammars. It takes the place of that in `sampling` where it
+    /// can be compiled.
     pub(crate) tight_form: Option<Box<BoundOutput>>,
     /// Most tokens of a chunk that the request asks for; `None`: it has no wish.
     pub(crate) chunk_tokens: Option<u32>,

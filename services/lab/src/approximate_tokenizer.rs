@@ -2,8 +2,7 @@
 //!
 //! It splits text where the tokenizers of today's models do: into words with the space before them, numbers of three
 //! digits, marks, and white space. Their vocabularies have most words whole, so each piece is one token; long pieces
-//! are cut. What matters for drafts is how much of a text each token is, and what comes after it, so gains are close to
-//! those with the true tokenizer.
+//! are cut. Gains are ratios: they depend on how much of a text repeats, and little on where words are cut.
 
 use std::collections::HashMap;
 
@@ -11,8 +10,8 @@ use parking_lot::Mutex;
 use refrain_suffix_index::Token;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Bytes of the longest piece of a word. Vocabularies of 100,000 to 200,000 tokens have few longer words, and in other
-/// scripts than Latin fewer characters a token.
+/// Bytes of the longest piece of a word. Vocabularies of 100,000 to 200,000 tokens have few longer words. In other
+/// scripts than Latin they have fewer characters a token.
 const WORD_BYTES_MAX: usize = 9;
 /// Bytes of the longest piece of marks.
 const MARKS_BYTES_MAX: usize = 4;

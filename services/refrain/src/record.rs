@@ -3,6 +3,7 @@
 //! Requests and answers pass through as they are. `proxy` copies both, and `writer` writes a call that has ended.
 
 mod copy;
+mod exchange;
 mod proxy;
 #[cfg(test)]
 mod tests;
@@ -154,7 +155,7 @@ fn open(args: &RecordArgs) -> anyhow::Result<File> {
     file.with_context(|| format!("--output {}", args.output.display()))
 }
 
-/// What was written, and what to do with it.
+/// Says how much was written, and what to do with it.
 fn told(written: &Written, path: &Path) -> String {
     let mut lines = vec![format!(
         "{} calls are in {}.",

@@ -243,8 +243,8 @@ mod tests {
 
     impl Case {
         /// Checks which worker is chosen, and what it is taken to hold. Each worker is written `name running/slots`,
-        /// with optional marks: `#n` holds n tokens, `@n` has n sessions, `%n` has planned n per cent of its KV cache, `$n` reads a
-        /// thousand tokens in n milliseconds.
+        /// with optional marks: `#n` holds n tokens, `@n` has n sessions, `%n` has planned n per cent of its KV
+        /// cache, `$n` reads a thousand tokens in n milliseconds.
         fn check(&self, workers: &str, expected: &str) {
             let named: Vec<(WorkerId, Vec<&str>)> = workers
                 .split(',')

@@ -307,7 +307,7 @@ fn repetition(reader: &mut Reader<'_>) -> Result<String, GrammarError> {
 /// Writes rules as regular expressions.
 struct Writer<'a> {
     rules: &'a Rules<'a>,
-    /// What may stand before each terminal of a rule.
+    /// The texts that may stand before each terminal of a rule.
     ignored: String,
     written: HashMap<&'a str, String>,
     /// The rules that are being written.

@@ -675,8 +675,7 @@ fn fields_that_older_services_do_not_send_have_defaults() {
     assert_eq!(request.budget, ChunkBudget::default());
 }
 
-/// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test -p refrain-protocol
-/// --test wire forged_messages_do_no_harm` for as long as wanted, guided by coverage.
+/// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test` for as long as wanted, guided by coverage.
 ///
 /// A message is one of the examples with some bytes changed, or arbitrary bytes. Reading it never panics, and a
 /// message that is read is the same after it was written and read again.

@@ -49,7 +49,7 @@ def session(number):
     at = 1764400000 + 40 * number
     for text, calls, result in turns:
         message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
-        yield {"session_id": f"customer-{number}", "user": "garden-shop", "created_at": at,
+        yield {"session_id": f"customer-{number}", "team_id": "garden-shop", "created_at": at,
                "request": {"model": "example-model", "messages": list(messages), "tools": TOOLS},
                "response": {"id": f"chatcmpl-{number}-{len(messages)}", "object": "chat.completion", "created": at + 1,
                             "model": "example-model", "choices": [{"index": 0, "message": message,

@@ -58,7 +58,7 @@ pub struct AnalyzeReport {
     pub tokens_per_s: f64,
     /// Bytes of a month of outputs.
     pub month_bytes: Option<f64>,
-    /// What was read from the logs, and what was left out.
+    /// The forms and records of the logs, and those that were left out.
     pub log: LogSummary,
     /// The options of the analysis.
     pub settings: AnalyzeOptions,

@@ -151,7 +151,7 @@ fn the_share_of_prompts_is_part_of_a_call() -> anyhow::Result<()> {
     for (at, call) in calls.iter_mut().enumerate() {
         call["prompt_token_ids"] = json!(open(at as u32 % 7, 3000));
         call["session"] = json!(format!("{}", at % 10));
-        call["at_ms"] = json!(at * 60_000);
+        call["created_ms"] = json!(at * 60_000);
         call["duration_ms"] = json!(1200);
     }
     let report = analyze(&calls, "--concurrency 4 --engine-model h100-8b,l4-8b")?;
@@ -315,22 +315,31 @@ fn the_log_of_an_agent_is_analyzed() -> anyhow::Result<()> {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     for tokenizer in ["", "--tokenizer services/reference-engine/model"] {
         let tokenizer = tokenizer.replace("services", &format!("{root}/services"));
-        let args = format!("analyze {root}/examples/agent.jsonl --docs 60 {tokenizer}");
-        let options = Cli::try_parse_from(args.split_whitespace())?.options;
-        let report = run(&options, |_| {})?;
-        let [row] = &report.rows[..] else {
-            panic!("{:?}", report.rows);
+        let analyzed = |args: &str| {
+            let args = format!("analyze {root}/examples/agent.jsonl {args} {tokenizer}");
+            run(
+                &Cli::try_parse_from(args.split_whitespace())?.options,
+                |_| {},
+            )
         };
-        assert_eq!(row.tenant.as_deref(), Some("garden-shop"));
-        assert_eq!((row.docs_read, row.helps), (75, Verdict::Yes));
-        let log = &report.log;
-        assert!(
-            (1..=60).contains(&row.docs) && log.output_tokens_estimated > 0,
-            "{log:?}"
+        let report = analyzed("--concurrency 16")?;
+        assert_eq!(
+            report.answer.verdict,
+            Verdict::Yes,
+            "{}",
+            report.answer.sentence
         );
+        assert_eq!(report.rows[0].tenant.as_deref(), Some("garden-shop"));
+        assert_eq!((report.docs_read, report.docs), (75, 75));
+        let log = &report.log;
         assert_eq!((log.calls, log.left_out.len()), (75, 0), "{log:?}");
         assert_eq!(log.has_approximate_tokens, tokenizer.is_empty());
         assert!(!report.passages.is_empty());
+        // Calls that are not in the sample are counted, and their tokens estimated.
+        let sampled = analyzed("--concurrency 1 --docs 60")?;
+        assert_eq!((sampled.docs_read, sampled.log.calls), (75, 75));
+        assert!((1..=60).contains(&sampled.docs), "{}", sampled.docs);
+        assert!(sampled.log.output_tokens_estimated > 0);
     }
     Ok(())
 }

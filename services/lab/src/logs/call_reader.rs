@@ -22,7 +22,7 @@ pub struct CallReader {
 /// A call as a line of Refrain's own form, without any text.
 #[derive(Debug, Serialize)]
 pub struct TokenCall {
-    at_ms: Option<u64>,
+    created_ms: Option<u64>,
     duration_ms: Option<u64>,
     tenant: Option<String>,
     session: Option<String>,
@@ -63,7 +63,7 @@ impl CallReader {
             format!("{digest:016x}")
         };
         TokenCall {
-            at_ms: call.at_ms,
+            created_ms: call.at_ms,
             duration_ms: call.duration_ms,
             tenant: call.tenant.map(digest),
             session: call.session.map(digest),
@@ -90,7 +90,7 @@ mod tests {
 
     fn record(answer: &str) -> Value {
         json!({
-            "session": "ann's", "tenant": "key-1", "at_ms": 7, "endpoint": "/v1/chat/completions",
+            "session": "ann's", "tenant": "key-1", "created_ms": 1_764_400_000_000_u64, "endpoint": "/v1/chat/completions",
             "request": {"model": "m", "messages": [{"role": "user", "content": "Say it."}]},
             "response": {"choices": [{"message": {"role": "assistant", "content": answer}}]},
         })
@@ -108,17 +108,20 @@ mod tests {
         assert_eq!(lines[0], lines[1]);
         let text = lines[0].to_string();
         assert!(!text.contains("ann") && !text.contains("blue"), "{text}");
-        assert_eq!(lines[0]["at_ms"], 7);
+        assert_eq!(lines[0]["created_ms"], 1_764_400_000_000_u64);
         // Another run has other numbers.
         let calls = CallReader::new(6).read(record("It is blue."))?;
         let other = serde_json::to_value(&calls[0])?;
         assert_ne!(other["output_token_ids"], lines[0]["output_token_ids"]);
         assert_ne!(other["session"], lines[0]["session"]);
-        assert!(
-            reader
-                .read(json!({"request": {"input": "a"}, "response": {"data": []}}))?
-                .is_empty()
-        );
+        for data in [
+            json!([]),
+            json!([{"embedding": [0.5, 1]}]),
+            json!([{"id": "m"}]),
+        ] {
+            let record = json!({"request": {"input": "a"}, "response": {"data": data}});
+            assert!(reader.read(record)?.is_empty(), "{data}");
+        }
         Ok(())
     }
 }

@@ -33,6 +33,7 @@ struct OwnCall {
     group: Option<String>,
     model: Option<String>,
     created_ms: Option<u64>,
+    duration_ms: Option<u64>,
     prompt_token_ids: Option<Vec<Token>>,
     output_token_ids: Vec<Token>,
     prompt: Option<String>,
@@ -53,6 +54,7 @@ impl From<OwnCall> for LoggedCall {
                 group: own.group,
                 model: own.model,
                 at_ms: own.created_ms,
+                duration_ms: own.duration_ms,
                 ..RecordedCall::default()
             },
             prompt,

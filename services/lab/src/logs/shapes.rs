@@ -360,5 +360,10 @@ fn token_contents(value: &Value) -> Option<Vec<Content>> {
 fn schema_contents(value: &Value) -> Option<Vec<Content>> {
     let inner = value.as_object().filter(|inner| !inner.is_empty())?;
     let is_status = has_any(inner, "status status_code error messages");
-    (!is_status).then(|| vec![Content::text(json_text(value))])
+    // Embeddings, rankings, images and lists of models are answers of a server, and no output of a model.
+    let is_list = ["data", "results", "embeddings"].iter().any(|key| {
+        let list = inner.get(*key).and_then(Value::as_array);
+        list.is_some_and(|list| list.iter().all(|item| !item.is_string()))
+    });
+    (!is_status && !is_list).then(|| vec![Content::text(json_text(value))])
 }

@@ -1,4 +1,4 @@
-//! What is kept of a request or an answer while it passes through.
+//! Copies of requests and answers that pass through.
 
 use std::io::Read;
 
@@ -73,7 +73,7 @@ impl BodyCopy {
     }
 }
 
-/// The data of server-sent events. What is no JSON, as the mark of the end, is left out.
+/// The data of server-sent events. Data that are no JSON, as the mark of the end, are left out.
 fn events(body: &[u8]) -> Vec<Value> {
     let lines = body.split(|byte| *byte == b'\n');
     let data = lines.filter_map(|line| line.strip_prefix(b"data:"));

@@ -22,6 +22,7 @@ use refrain_service_kit::http::{HttpError, failed_call_kind, is_of_connection};
 use tokio::sync::mpsc;
 
 use super::copy::BodyCopy;
+use super::exchange::Exchange;
 use super::writer::RecordWriter;
 
 /// Pieces of a request's body that wait for the server.
@@ -35,22 +36,6 @@ pub(super) struct Proxy {
     writer: RecordWriter,
     /// Keys of callers are told apart by their hash, which differs in each run.
     key_hash: RandomState,
-}
-
-/// A call and its answer.
-#[derive(Debug)]
-pub(super) struct Exchange {
-    pub(super) path: String,
-    pub(super) at_ms: u64,
-    pub(super) duration_ms: u64,
-    /// From the beginning of the request to the first piece of the answer.
-    pub(super) first_ms: Option<u64>,
-    pub(super) session: Option<String>,
-    /// A hash in place of the caller's key.
-    pub(super) caller: Option<u64>,
-    pub(super) request: Arc<Mutex<BodyCopy>>,
-    pub(super) status: u16,
-    pub(super) answer: BodyCopy,
 }
 
 impl Proxy {
@@ -75,7 +60,7 @@ impl Proxy {
         request: HttpRequest,
         payload: web::Payload,
     ) -> Result<HttpResponse, HttpError> {
-        let (at_ms, begun) = (unix_ms(), Instant::now());
+        let (created_ms, begun) = (unix_ms(), Instant::now());
         let heads = request.headers();
         let head = |name: &HeaderName| heads.get(name).and_then(|value| value.to_str().ok());
         let copy = BodyCopy::new(head(&CONTENT_ENCODING).unwrap_or_default(), "");
@@ -88,7 +73,7 @@ impl Proxy {
         let key = head(&AUTHORIZATION).or_else(|| heads.get("x-api-key")?.to_str().ok());
         let exchange = Exchange {
             path: request.path().to_owned(),
-            at_ms,
+            created_ms,
             duration_ms: 0,
             first_ms: None,
             session: session_of_heads(heads),

@@ -2,11 +2,12 @@
 
 use std::io::Write;
 use std::net::TcpListener;
+use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
 use super::*;
@@ -39,7 +40,12 @@ async fn upstream(request: HttpRequest, body: Bytes) -> HttpResponse {
     let events = |last: Option<actix_web::Error>| {
         let events = STREAM.split_inclusive("\n\n");
         let events = events.map(|event| Ok(Bytes::from_static(event.as_bytes())));
-        stream::iter(events.chain(last.map(Err)))
+        // The head goes out before the answer breaks off.
+        let last = stream::iter(last).then(async |error| {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            Err(error)
+        });
+        stream::iter(events).chain(last)
     };
     match request.query_string() {
         "stream" => answer
@@ -110,7 +116,7 @@ async fn calls_pass_through_untouched_and_are_written_down() {
     let seen: Value = answer.json().await.unwrap();
     let expected = json!({
         "method": "POST", "path": "/v1/chat/completions", "authorization": "Bearer k1", "accept-encoding": null,
-        "length": "56", "body": text,
+        "length": "52", "body": text,
         "choices": [{"message": {"role": "assistant", "content": "Say it again."}}],
     });
     assert_eq!(seen, expected);

@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 use anyhow::Context;
 use parking_lot::Mutex;
 use refrain_lab::logs::{CallReader, TokenCall};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::proxy::Exchange;
+use super::exchange::Exchange;
 
 /// Calls that wait for the writer. Later ones are left out.
 const WAITING_CALLS_MAX: usize = 256;
@@ -35,7 +35,7 @@ pub(super) struct Enough {
     pub(super) bytes: u64,
 }
 
-/// What was written, and what was not.
+/// The calls that were written, and those that were not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Written {
     pub(super) calls: u64,
@@ -116,34 +116,6 @@ impl RecordWriter {
     /// Takes no further call. The thread ends when those that wait are written.
     pub(super) fn close(&self) {
         self.queue.lock().take();
-    }
-}
-
-impl Exchange {
-    fn bytes(&self) -> usize {
-        self.request.lock().len() + self.answer.len()
-    }
-
-    /// The call as one JSON object: request and response as they were, with what their heads say.
-    ///
-    /// # Errors
-    /// The reason for which it is left out.
-    fn record(&self, caller: Option<String>) -> Result<Value, &'static str> {
-        if !(200..300).contains(&self.status) {
-            return Err("an answer that is an error");
-        }
-        let request = self.request.lock().json()?;
-        let response = self.answer.json()?;
-        Ok(json!({
-            "at_ms": self.at_ms,
-            "duration_ms": self.duration_ms,
-            "first_ms": self.first_ms,
-            "endpoint": self.path,
-            "session": self.session,
-            "tenant": caller,
-            "request": request,
-            "response": response,
-        }))
     }
 }
 

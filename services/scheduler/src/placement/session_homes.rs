@@ -1,4 +1,5 @@
-//! The homes of sessions: the workers that ran their last turns. Workers are named by their places in the worker table.
+//! The homes of sessions: the workers that ran their last turns. Workers are named by their places in the worker
+//! table.
 
 use std::collections::HashMap;
 
