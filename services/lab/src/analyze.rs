@@ -60,12 +60,13 @@ const PASSAGES: usize = 3;
 /// As [`run`], and a page that cannot be written.
 pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
     let line = ProgressLine::default();
-    let report = run(options, |progress| progress.show_on(&line))?;
+    let mut report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
+    report.date = today();
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    report.command = format!("refrain {}", command.join(" "));
     if let Some(path) = &options.html {
-        let command: Vec<String> = std::env::args().skip(1).collect();
-        let page = html(&report, &today(), &format!("refrain {}", command.join(" ")));
-        std::fs::write(path, page).with_context(|| path.display().to_string())?;
+        std::fs::write(path, html(&report)).with_context(|| path.display().to_string())?;
     }
     Ok(print_report(&report, options.json, AnalyzeReport::table)?)
 }

@@ -14,8 +14,8 @@ use crate::page::{self, escaped};
 /// The words of the page, for readers who do not know them.
 const WORDS: &str = include_str!("words.html");
 
-/// Renders the page. `date` and `command` are those of the analysis.
-pub fn html(report: &AnalyzeReport, date: &str, command: &str) -> String {
+/// Renders the page.
+pub fn html(report: &AnalyzeReport) -> String {
     let mut page = page::head("Refrain: would drafts help?", 90);
     let answer = &report.answer;
     let _ = writeln!(
@@ -53,10 +53,11 @@ pub fn html(report: &AnalyzeReport, date: &str, command: &str) -> String {
         .collect();
     let _ = writeln!(
         page,
-        "<footer><p>{date}, Refrain {}. Logs: {}.</p><p><code>{}</code></p></footer>\n</body>\n</html>",
+        "<footer><p>{}, Refrain {}. Logs: {}.</p><p><code>{}</code></p></footer>\n</body>\n</html>",
+        report.date,
         report.version,
         logs.join(", "),
-        escaped(command)
+        escaped(&report.command)
     );
     page
 }

@@ -62,6 +62,10 @@ pub struct AnalyzeReport {
     pub log: LogSummary,
     /// The options of the analysis.
     pub settings: AnalyzeOptions,
+    /// The day of the analysis in UTC; empty where a program asked.
+    pub date: String,
+    /// The command; empty where a program asked.
+    pub command: String,
     /// The version of Refrain.
     pub version: &'static str,
 }
@@ -281,6 +285,8 @@ impl AnalyzeReport {
             month_bytes,
             log,
             settings: options.clone(),
+            date: String::new(),
+            command: String::new(),
             version: env!("CARGO_PKG_VERSION"),
         }
     }

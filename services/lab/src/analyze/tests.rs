@@ -195,7 +195,7 @@ fn little_data_gives_no_figure_and_many_calls_a_named_sample() -> anyhow::Result
         report.table()
     );
     assert!(!report.table().contains("x to "), "{}", report.table());
-    assert!(html(&report, "", "").contains("Too little data"));
+    assert!(html(&report).contains("Too little data"));
     let report = analyze(&calls(), "--docs 150 --concurrency 2")?;
     assert!(
         report
@@ -253,7 +253,12 @@ fn the_report_has_all_of_it() -> anyhow::Result<()> {
     }
     // A workload without an output has no entropy.
     assert_eq!(json["rows"][1]["entropy_bits"], Value::Null);
-    let page = html(&report, "2026-11-30", "refrain analyze <log>");
+    let report = AnalyzeReport {
+        date: "2026-11-30".into(),
+        command: "refrain analyze <log>".into(),
+        ..report
+    };
+    let page = html(&report);
     assert_eq!(page.matches("<svg").count(), 3);
     assert!(page.contains("&lt;b&gt;lamp&lt;/b&gt;") && page.contains("<mark class=\"call\">"));
     assert!(page.contains("2026-11-30, Refrain") && page.contains("refrain analyze &lt;log&gt;"));
@@ -264,7 +269,7 @@ fn the_report_has_all_of_it() -> anyhow::Result<()> {
     );
     let private = analyze(&calls, &format!("{args} --private"))?;
     assert!(private.passages.is_empty());
-    assert!(!html(&private, "", "").contains("&lt;b&gt;"));
+    assert!(!html(&private).contains("&lt;b&gt;"));
     Ok(())
 }
 
