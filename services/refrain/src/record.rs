@@ -158,8 +158,9 @@ fn open(args: &RecordArgs) -> anyhow::Result<File> {
 /// Says how much was written, and what to do with it.
 fn told(written: &Written, path: &Path) -> String {
     let mut lines = vec![format!(
-        "{} calls are in {}.",
+        "{} calls with about {} output tokens are in {}.",
         written.calls,
+        written.output_tokens,
         path.display()
     )];
     for (reason, count) in &written.left_out {
