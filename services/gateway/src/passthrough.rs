@@ -4,7 +4,6 @@
 //! an answer is read, for bills. The route is in `http/passed.rs`.
 
 mod answer;
-mod heads;
 
 use std::sync::Arc;
 
@@ -12,14 +11,22 @@ use actix_web::HttpRequest;
 use anyhow::Context as _;
 use bytes::Bytes;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::http::failed_call_kind;
+use refrain_service_kit::http::{failed_call_kind, pass_request_heads};
 use serde::Deserialize;
 
 pub(crate) use self::answer::{PassedAnswer, PassedRequest};
-pub(crate) use self::heads::copy_answer;
-use self::heads::copy_request;
 use crate::config::passthrough::{PassthroughConfig, is_below};
 use crate::models::{is_open, unknown_model};
+
+/// Heads of a request that end here: the caller's keys, and how the body was compressed. The answer comes plain, so
+/// that its usage can be read.
+const OF_CALLER: [&str; 5] = [
+    "accept-encoding",
+    "authorization",
+    "content-encoding",
+    "cookie",
+    "x-api-key",
+];
 
 /// The servers for routes that the gateway does not have.
 pub(crate) struct Passthrough {
@@ -87,7 +94,9 @@ impl Passthrough {
         let method = reqwest::Method::from_bytes(request.method().as_str().as_bytes());
         let method = method.map_err(ApiError::internal)?;
         let call = self.http.request(method, server.url(request));
-        let mut call = copy_request(request.headers(), call).body(body);
+        let ends_here = |name: &str| OF_CALLER.contains(&name);
+        let call = pass_request_heads(request.headers(), call, ends_here);
+        let mut call = call.body(body);
         if let Some(key) = &server.api_key {
             call = call.bearer_auth(key);
         }

@@ -44,7 +44,7 @@ use speed::Row;
 pub use alpha::{AlphaChoice, FixedAlpha};
 pub use answer::{Answer, Verdict};
 pub use bootstrap::Range;
-pub(crate) use entropy::{ENTROPY_BANDS, empirical_entropy_bits};
+pub(crate) use entropy::{ENTROPY_BANDS, entropy_of_calls};
 pub use html::html;
 pub use options::AnalyzeOptions;
 pub use repeats::Origins;

@@ -23,7 +23,7 @@ pub use client::{MeshClient, failed_call_kind};
 pub use connection_table::AddressLimit;
 pub use content_encoding::ContentEncoding;
 pub use error::{HttpError, HttpResult};
-pub use heads::is_of_connection;
+pub use heads::{pass_answer_heads, pass_request_heads};
 pub use listener::ListenerConfig;
 pub use mesh_only::{RouteRoles, mesh_only};
 pub use pages::{PageGuard, is_host_name};

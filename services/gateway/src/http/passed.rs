@@ -11,11 +11,11 @@ use refrain_accounts::tenants::Caller;
 use refrain_accounts::tenants::file::KeyEndpoint;
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::RequestClass;
-use refrain_service_kit::http::AccessNote;
+use refrain_service_kit::http::{AccessNote, pass_answer_heads};
 
 use crate::http::state::{GatewayState, finish};
 use crate::models::unknown_model;
-use crate::passthrough::{PassedAnswer, PassedRequest, copy_answer, model_of};
+use crate::passthrough::{PassedAnswer, PassedRequest, model_of};
 use crate::request::RequestReader;
 use crate::surfaces::Surface;
 
@@ -75,7 +75,9 @@ impl GatewayState {
         let status = StatusCode::from_u16(answered.status().as_u16());
         let status = status.map_err(ApiError::internal)?;
         let mut response = HttpResponse::build(status);
-        copy_answer(answered.headers(), &mut response);
+        // Cookies of a server are not for callers.
+        let ends_here = |name: &str| matches!(name, "set-cookie" | "date" | "server");
+        pass_answer_heads(answered.headers(), &mut response, ends_here);
         let passed = PassedRequest {
             metrics: self.metrics.clone(),
             accounts: self.accounts.clone(),

@@ -2,6 +2,8 @@
 
 use refrain_suffix_index::Token;
 
+use crate::logs::RecordedCall;
+
 /// Longest pattern, tokens: that of the published suffix trees.
 const PATTERN_TOKENS_MAX: usize = 64;
 
@@ -9,12 +11,22 @@ const PATTERN_TOKENS_MAX: usize = 64;
 pub(crate) const ENTROPY_BANDS: &str = "Entropy below about 1 bit is text that says the same again and again; up to \
     about 2.5 it keeps to a form, as code and tool calls do; above that it hardly repeats.";
 
+/// Outputs from which the entropy is computed, evenly spread over the calls. More of them change little.
+const OUTPUTS_MAX: usize = 100;
+
+/// The entropy of the outputs of these calls, as of [`empirical_entropy_bits`].
+pub(crate) fn entropy_of_calls(calls: &[RecordedCall]) -> Option<f64> {
+    let apart = calls.len().div_ceil(OUTPUTS_MAX).max(1);
+    let outputs = calls.iter().step_by(apart).map(|call| &call.output[..]);
+    empirical_entropy_bits(&outputs.collect::<Vec<_>>())
+}
+
 /// Mean entropy of the next token in bits, over all nodes of the outputs' suffix tree that occur more than once. Each
 /// pattern is weighted by how often it is continued, also where that is certain.
 ///
-/// About a hundred outputs are enough. The paper does not name its logarithm, so its figures may be in other units.
+/// The paper does not name its logarithm, so its figures may be in other units.
 /// `None` if there is no token.
-pub(crate) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
+fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
     let mut suffixes: Vec<&[Token]> = outputs
         .iter()
         .flat_map(|output| (0..output.len()).map(|at| &output[at..]))

@@ -114,10 +114,7 @@ impl Experiment {
         let known = known.iter().cloned().map(Ok);
         let outcome = setup.replay(known, calls.iter().cloned().map(Ok), ended)?;
         if count == 0 {
-            progress(ReplayProgress {
-                share: 1.0,
-                ..ReplayProgress::default()
-            });
+            progress(ReplayProgress::done());
         }
         Ok(Measured { outcome, call_s })
     }

@@ -6,18 +6,15 @@ use serde::Serialize;
 use super::alpha::{ALPHAS, AlphaChoice, FixedAlpha};
 use super::answer::{Answer, Facts, Verdict, percent};
 use super::bootstrap::Range;
-use super::entropy::empirical_entropy_bits;
+use super::entropy::entropy_of_calls;
 use super::experiments::{Answers, Experiment};
 use super::options::AnalyzeOptions;
 use super::repeats::{Origin, Origins, Repeats};
-use super::sample::TenantWorkload;
 use super::speed::{MemoryPoint, Row, SpeedReport, memory_points};
 use crate::logs::LogSummary;
 use crate::replay::Policy;
 use crate::text_table::{number, text_table};
 
-/// Outputs from which the entropy is computed, evenly spread over the calls. More of them change little.
-const ENTROPY_OUTPUTS: usize = 100;
 /// A month has 30 days, as in the capacity table of the operations manual.
 const MONTH_S: f64 = 30.0 * 24.0 * 3600.0;
 /// The rate that is assumed if the log has none.
@@ -169,7 +166,7 @@ impl WorkloadReport {
             docs: workload.calls.len() as u64,
             output_tokens: workload.output_tokens(),
             sessions: workload.sessions,
-            entropy_bits: entropy_bits(workload),
+            entropy_bits: entropy_of_calls(&workload.calls),
             helps: spoken.verdict,
             speeds: spoken.speeds,
             memory: spoken.memory,
@@ -200,17 +197,6 @@ fn alpha(answers: &Answers, options: &AnalyzeOptions) -> AlphaChoice {
         concurrency,
     });
     AlphaChoice::new(concurrency, auto, fixed.to_vec())
-}
-
-fn entropy_bits(row: &TenantWorkload) -> Option<f64> {
-    let apart = row.calls.len().div_ceil(ENTROPY_OUTPUTS).max(1);
-    let outputs: Vec<&[_]> = row
-        .calls
-        .iter()
-        .step_by(apart)
-        .map(|call| &call.output[..])
-        .collect();
-    empirical_entropy_bits(&outputs)
 }
 
 impl AnalyzeReport {

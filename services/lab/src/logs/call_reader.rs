@@ -7,15 +7,14 @@ use serde::Serialize;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::call::RecordedCall;
+use super::call::{LoggedCall, RecordedCall};
 use super::encoder::{Encoder, LogTokenizer};
 use super::record::RecordReader;
 use crate::approximate_tokenizer::ApproximateTokenizer;
 
-/// Finds the calls in records.
+/// Finds the calls in records. Each record is read by itself, whatever came before it.
 pub struct CallReader {
     seed: u64,
-    records: RecordReader,
     encoder: Encoder,
 }
 
@@ -38,7 +37,6 @@ impl CallReader {
         let tokenizer = Arc::new(ApproximateTokenizer::with_seed(seed));
         CallReader {
             seed,
-            records: RecordReader::default(),
             encoder: Encoder::new(LogTokenizer::Approximate(tokenizer)),
         }
     }
@@ -48,13 +46,19 @@ impl CallReader {
     /// # Errors
     /// A text that cannot be turned into tokens.
     pub fn read(&mut self, record: Value) -> anyhow::Result<Vec<TokenCall>> {
-        self.records.read(record, &|| "a call".to_owned());
         let mut calls = Vec::new();
-        while let Some(call) = self.records.next_ready() {
+        for call in calls_in(record) {
             let call = self.encoder.recorded(call)?;
             calls.push(self.without_text(call));
         }
         Ok(calls)
+    }
+
+    /// The output tokens of a record, estimated from the length of its texts; `None` where it has no output.
+    pub fn count(&self, record: Value) -> Option<u64> {
+        let calls = calls_in(record).into_iter();
+        let counts = calls.map(|call| self.encoder.output_tokens(&call).0);
+        counts.reduce(|sum, count| sum + count)
     }
 
     fn without_text(&self, call: RecordedCall) -> TokenCall {
@@ -73,6 +77,12 @@ impl CallReader {
             output_token_ids: call.output,
         }
     }
+}
+
+fn calls_in(record: Value) -> Vec<LoggedCall> {
+    let mut records = RecordReader::default();
+    records.read(record, &|| "a call".to_owned());
+    std::iter::from_fn(|| records.next_ready()).collect()
 }
 
 impl TokenCall {

@@ -80,7 +80,7 @@ pub(super) fn has_records(value: &Value) -> bool {
 }
 
 /// Keys of a record that is a call, and no line of a conversation.
-const EXCHANGED: &str = "messages request response prompt input output choices completion";
+const CALL_KEYS: &str = "messages request response prompt input output choices completion";
 
 /// Lines that agents write for themselves.
 pub(super) fn is_bookkeeping(object: &Object) -> bool {
@@ -89,7 +89,7 @@ pub(super) fn is_bookkeeping(object: &Object) -> bool {
         session_info model_change thinking_level_change";
     let is_line = has_any(object, "payload sessionId timestamp leafUuid messageId");
     let is_known = kind(object).is_some_and(|kind| has_word(KINDS, kind));
-    is_line && is_known && !has_any(object, EXCHANGED)
+    is_line && is_known && !has_any(object, CALL_KEYS)
 }
 
 /// Whether a line of bookkeeping names the session or the model of those after it.
@@ -135,7 +135,7 @@ pub(super) fn is_other_step(object: &Object) -> bool {
 /// The turn of a record that is one message and nothing else.
 pub(super) fn bare_message(object: &Object) -> Option<Turn> {
     let has_more =
-        has_any(object, EXCHANGED) || has_any(object, "usage stop_reason done finish_reason");
+        has_any(object, CALL_KEYS) || has_any(object, "usage stop_reason done finish_reason");
     Turn::of_object(object).filter(|_| !has_more)
 }
 
@@ -144,7 +144,7 @@ pub(super) fn message_of_thread(object: &Object) -> Option<Option<Turn>> {
     if kind(object) == Some("response_item") {
         return Some(Turn::of(object.get("payload")?));
     }
-    if has_any(object, EXCHANGED) {
+    if has_any(object, CALL_KEYS) {
         return None;
     }
     if object.contains_key("source") && has_any(object, "action observation kind") {

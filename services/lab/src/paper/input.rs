@@ -102,15 +102,18 @@ impl<'a> Input<'a> {
     /// The last quarter of the calls, to be replayed after the warm calls, or after those before it if there are
     /// none.
     pub(super) fn last_quarter(&self, kind: Kind, seed: u64) -> Calls {
+        let mut calls = self.quarters(kind, seed);
+        if !self.warm.is_empty() {
+            calls.known.clone_from(&self.warm);
+        }
+        calls
+    }
+
+    /// The last quarter of the calls, to be replayed after those before it.
+    pub(super) fn quarters(&self, kind: Kind, seed: u64) -> Calls {
         let mut known = self.calls(kind, seed).into_owned();
         let replayed = known.split_off(known.len() - known.len().div_ceil(4));
-        Calls {
-            known: match self.warm.is_empty() {
-                true => known,
-                false => self.warm.clone(),
-            },
-            replayed,
-        }
+        Calls { known, replayed }
     }
 
     /// The calls of another workload.

@@ -42,7 +42,7 @@ pub(super) fn html(report: &PaperReport) -> anyhow::Result<String> {
     } = report;
     let _ = writeln!(
         page,
-        "<h1>{}</h1>\n<p>{}, {}, {}. The paper: {} Calls: {}.</p>\n<table>",
+        "<h1>{}</h1>\n<p>{}, {}, {}. The paper: {} Calls: {}.</p>",
         escaped(title),
         escaped(paper),
         escaped(version),
@@ -50,13 +50,7 @@ pub(super) fn html(report: &PaperReport) -> anyhow::Result<String> {
         escaped(claim),
         escaped(data)
     );
-    for (at, line) in report.lines().iter().enumerate() {
-        let tag = if at == 0 { "th" } else { "td" };
-        let cells = line.iter();
-        let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-        let _ = writeln!(page, "<tr>{}</tr>", cells.collect::<String>());
-    }
-    page.push_str("</table>\n");
+    page.push_str(&page::table(&report.lines()));
     page.push_str(&svg(report)?);
     let note = escaped(&report.findings.note);
     let _ = writeln!(page, "<p>{note}</p>");

@@ -64,10 +64,7 @@ impl Replays {
         let replay = |piece: usize, progress: &dyn Fn(ReplayProgress)| {
             let seed = seeds[piece % seeds.len()];
             let outcome = replay_case(all[piece / seeds.len()], seed, &calls(seed));
-            progress(ReplayProgress {
-                share: 1.0,
-                ..ReplayProgress::default()
-            });
+            progress(ReplayProgress::done());
             outcome
         };
         let pieces = all.len() * seeds.len();

@@ -79,10 +79,7 @@ impl Rollouts {
             options.docs = input.options.docs;
             options.seed = 1 + (piece % seeds) as u64;
             let report = simulate::run(&options, |_, _| {})?;
-            progress(ReplayProgress {
-                share: 1.0,
-                ..ReplayProgress::default()
-            });
+            progress(ReplayProgress::done());
             anyhow::Ok(report.workloads.into_iter().flat_map(|of| of.runs))
         };
         let pieces = cases.len() * seeds;

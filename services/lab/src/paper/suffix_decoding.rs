@@ -6,7 +6,7 @@ use super::input::{Calls, Input};
 use super::needs::Needs;
 use super::replays::{COLUMNS, Case, Outcomes, Replays, replay_case};
 use super::report::{Cell, Column, Findings, Row};
-use crate::analyze::{ENTROPY_BANDS, empirical_entropy_bits};
+use crate::analyze::{ENTROPY_BANDS, entropy_of_calls};
 use crate::replay::{Breakdown, LengthRow, Policy};
 
 pub(super) const PAPER: Paper = Paper {
@@ -139,9 +139,6 @@ const AGENTIC_SQL_SPEEDUPS: [(f64, f64); 5] = [
 const SPEC_BENCH_HEAD: (f64, f64) = (0.821, 0.12);
 const AGENTIC_SQL_HEAD: (f64, f64) = (0.695, 0.12);
 
-/// Most outputs of a workload from which the entropy is computed.
-const ENTROPY_OUTPUTS: usize = 100;
-
 /// The options of every replay without a head: Algorithm 1.
 const ALGORITHM_1: &str = "--preset paper --eagle3 off";
 
@@ -271,22 +268,12 @@ fn figure_8(input: &Input<'_>) -> anyhow::Result<Findings> {
 }
 
 fn figure_9(input: &Input<'_>) -> anyhow::Result<Findings> {
-    let quarter = |seed| {
-        let mut before = input.calls(Kind::Agents, seed).into_owned();
-        let replayed = before.split_off(before.len() - before.len().div_ceil(4));
-        (before, replayed)
-    };
-    let own = |seed| {
-        let (known, replayed) = quarter(seed);
-        Calls { known, replayed }
-    };
+    let own = |seed| input.quarters(Kind::Agents, seed);
     let shifted = |seed| {
-        let (before, replayed) = quarter(seed);
+        let mut calls = own(seed);
         let other = input.other(Kind::OpenText, seed);
-        Calls {
-            known: [&other[..], &before].concat(),
-            replayed,
-        }
+        calls.known.splice(0..0, other.iter().cloned());
+        calls
     };
     let counts: Vec<usize> = (0..=5)
         .map(|hundreds| hundreds * 100)
@@ -340,12 +327,8 @@ fn table_1(input: &Input<'_>) -> anyhow::Result<Findings> {
     });
     let workloads = input.by_workload(1).into_iter().enumerate();
     let measured = workloads.map(|(number, (workload, _))| {
-        let entropies = input.seeds(false).map(|seed| {
-            let calls = input.of_workload(number, seed);
-            let apart = calls.len().div_ceil(ENTROPY_OUTPUTS).max(1);
-            let outputs = calls.iter().step_by(apart).map(|call| &call.output[..]);
-            empirical_entropy_bits(&outputs.collect::<Vec<_>>())
-        });
+        let seeds = input.seeds(false);
+        let entropies = seeds.map(|seed| entropy_of_calls(&input.of_workload(number, seed)));
         let entropy = Cell::over(entropies);
         Row::new(workload, vec![None, entropy])
     });

@@ -20,6 +20,14 @@ pub struct ReplayProgress {
 }
 
 impl ReplayProgress {
+    /// The progress of work that is not told call by call, at its end.
+    pub(crate) fn done() -> Self {
+        ReplayProgress {
+            share: 1.0,
+            ..ReplayProgress::default()
+        }
+    }
+
     /// Shows it on a terminal.
     pub(crate) fn show_on(self, line: &ProgressLine) {
         let tokens_per_step = self.output_tokens as f64 / self.steps.max(1) as f64;

@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
-    AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
-    TRANSFER_ENCODING,
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRANSFER_ENCODING,
 };
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
@@ -18,7 +17,9 @@ use parking_lot::Mutex;
 use refrain_gateway::session_of_heads;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::{millis, unix_ms};
-use refrain_service_kit::http::{HttpError, failed_call_kind, is_of_connection};
+use refrain_service_kit::http::{
+    HttpError, failed_call_kind, pass_answer_heads, pass_request_heads,
+};
 use tokio::sync::mpsc;
 
 use super::copy::BodyCopy;
@@ -91,13 +92,13 @@ impl Proxy {
         let path = request.uri().path_and_query();
         let path = path.map_or("/", |path| path.as_str());
         let url = format!("{}{path}", self.origin);
-        let mut call = self.http.request(method.map_err(ApiError::internal)?, url);
-        for (name, value) in request.headers() {
-            if !is_of_connection(name.as_str()) || name == CONTENT_LENGTH {
-                call = call.header(name.as_str(), value.as_bytes());
-            }
-        }
-        Ok(call)
+        let call = self.http.request(method.map_err(ApiError::internal)?, url);
+        let call = pass_request_heads(request.headers(), call, |_| false);
+        // The body goes on as it is, so it is as long.
+        Ok(match request.headers().get(CONTENT_LENGTH) {
+            Some(bytes) => call.header(CONTENT_LENGTH.as_str(), bytes.as_bytes()),
+            None => call,
+        })
     }
 
     /// The server's answer, which is written down when it has ended.
@@ -109,15 +110,7 @@ impl Proxy {
     ) -> Result<HttpResponse, ApiError> {
         let status = StatusCode::from_u16(exchange.status).map_err(ApiError::internal)?;
         let mut response = HttpResponse::build(status);
-        for (name, value) in answer.headers() {
-            let pair = (
-                HeaderName::from_bytes(name.as_str().as_bytes()),
-                HeaderValue::from_bytes(value.as_bytes()),
-            );
-            if let ((Ok(name), Ok(value)), false) = (pair, is_of_connection(name.as_str())) {
-                response.append_header((name, value));
-            }
-        }
+        pass_answer_heads(answer.headers(), &mut response, |_| false);
         if let Some(bytes) = answer.content_length() {
             response.no_chunking(bytes);
         }

@@ -96,9 +96,11 @@ impl RecordWriter {
 
     /// Hands a call over. It never waits: a call for which there is no room is left out.
     pub(super) fn write(&self, exchange: Exchange) {
-        if self.written.lock().is_enough {
+        let written = self.written.lock();
+        if written.is_enough || written.error.is_some() {
             return;
         }
+        drop(written);
         let bytes = exchange.bytes();
         let waiting = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let sent = |queue: &SyncSender<Exchange>| queue.try_send(exchange).is_ok();
@@ -172,23 +174,26 @@ impl Lines {
     /// Writes a call, and returns its output tokens and the bytes that it takes. Both are 0 if it has no output.
     fn write(&mut self, record: Value) -> anyhow::Result<(u64, u64)> {
         let mut text = Vec::new();
-        if !self.is_private {
-            serde_json::to_writer(&mut text, &record)?;
-            text.push(b'\n');
-        }
-        let calls = self.reader.read(record)?;
-        if calls.is_empty() {
-            return Ok((0, 0));
-        }
-        if self.is_private {
-            for call in &calls {
-                serde_json::to_writer(&mut text, call)?;
-                text.push(b'\n');
+        let tokens = match self.is_private {
+            true => {
+                let calls = self.reader.read(record)?;
+                for call in &calls {
+                    serde_json::to_writer(&mut text, call)?;
+                    text.push(b'\n');
+                }
+                calls.iter().map(TokenCall::output_tokens).sum()
             }
-        }
+            false => {
+                serde_json::to_writer(&mut text, &record)?;
+                text.push(b'\n');
+                match self.reader.count(record) {
+                    Some(tokens) => tokens,
+                    None => return Ok((0, 0)),
+                }
+            }
+        };
         self.write_lines(&text)
             .context("the file cannot be written")?;
-        let tokens = calls.iter().map(TokenCall::output_tokens).sum();
         Ok((tokens, text.len() as u64))
     }
 

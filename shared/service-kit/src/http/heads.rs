@@ -1,4 +1,7 @@
-//! Heads that a request or an answer does not keep on its way through a proxy.
+//! The heads of requests and answers that pass through a proxy.
+
+use actix_web::HttpResponseBuilder;
+use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Heads that belong to one connection, and those that the next one gets of its own (RFC 9110, 7.6.1).
 const OF_CONNECTION: [&str; 11] = [
@@ -15,7 +18,35 @@ const OF_CONNECTION: [&str; 11] = [
     "upgrade",
 ];
 
-/// Whether a head of this name, in small letters, belongs to one connection.
-pub fn is_of_connection(name: &str) -> bool {
-    OF_CONNECTION.contains(&name)
+/// Copies the heads of a request, but those of the connection and those that end here.
+pub fn pass_request_heads(
+    heads: &HeaderMap,
+    mut call: reqwest::RequestBuilder,
+    ends_here: impl Fn(&str) -> bool,
+) -> reqwest::RequestBuilder {
+    for (name, value) in heads {
+        let name = name.as_str();
+        if !OF_CONNECTION.contains(&name) && !ends_here(name) {
+            call = call.header(name, value.as_bytes());
+        }
+    }
+    call
+}
+
+/// Copies the heads of an answer, as [`pass_request_heads`].
+pub fn pass_answer_heads(
+    heads: &reqwest::header::HeaderMap,
+    response: &mut HttpResponseBuilder,
+    ends_here: impl Fn(&str) -> bool,
+) {
+    for (name, value) in heads {
+        let name = name.as_str();
+        if OF_CONNECTION.contains(&name) || ends_here(name) {
+            continue;
+        }
+        let name = HeaderName::from_bytes(name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
+            response.append_header((name, value));
+        }
+    }
 }
