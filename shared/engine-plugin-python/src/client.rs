@@ -4,22 +4,39 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pyo3::IntoPyObjectExt as _;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use refrain_engine_plugin::{EngineRules, PluginConfig, Proposer, RequestStart, RequestStep};
+use refrain_engine_plugin::{
+    DeviceCommand, EngineRules, PaddedPart, PaddedStep, PluginConfig, Proposer, RequestStart,
+    RequestStep,
+};
 use refrain_protocol::chunk::DraftRules;
 
 use crate::tokens::Tokens;
 
 /// A replica of a mesh's drafts, which follows the draft store and uploads outputs to it.
 ///
-/// Client(config=None, tokenizer=None): `config` is the path of a TOML file, which variables REFRAIN_CLIENT_...
-/// override. `tokenizer` is the folder of the engine's tokenizer.json, used where the configuration names none.
+/// Client(config=None, tokenizer=None, devices=False): `config` is the path of a TOML file, which variables
+/// REFRAIN_CLIENT_... override. `tokenizer` is the folder of the engine's tokenizer.json, used where the configuration
+/// names none. `devices` says that the engine's runner drafts on its devices: then the client says what belongs there.
 /// Raises ValueError for a faulty configuration, a tokenizer that cannot be read, and a token of other keys or of
 /// another tokenizer. The client waits for a newer token where it is expired, or where its file cannot be read.
 #[pyclass(frozen)]
 pub(crate) struct Client {
     proposer: Proposer,
+}
+
+/// device_words_max(config=None): the words of the arena on each device, of which a token takes two.
+///
+/// Raises ValueError for a faulty configuration.
+#[pyfunction]
+#[pyo3(signature = (config=None))]
+pub(crate) fn device_words_max(config: Option<PathBuf>) -> PyResult<u64> {
+    Ok(PluginConfig::load(config)
+        .map_err(invalid)?
+        .device
+        .words_max())
 }
 
 fn invalid(error: impl std::fmt::Display) -> PyErr {
@@ -29,11 +46,23 @@ fn invalid(error: impl std::fmt::Display) -> PyErr {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (config=None, tokenizer=None))]
-    fn new(py: Python<'_>, config: Option<PathBuf>, tokenizer: Option<PathBuf>) -> PyResult<Self> {
+    #[pyo3(signature = (config=None, tokenizer=None, devices=false))]
+    fn new(
+        py: Python<'_>,
+        config: Option<PathBuf>,
+        tokenizer: Option<PathBuf>,
+        devices: bool,
+    ) -> PyResult<Self> {
         py.detach(|| {
             let config = PluginConfig::load(config).map_err(invalid)?;
+            let (device, namespaces_max) = (config.device.clone(), config.replica.namespaces_max);
             let proposer = Proposer::connect(config, tokenizer.as_deref()).map_err(invalid)?;
+            let proposer = match devices {
+                true => proposer
+                    .with_devices(&device, namespaces_max)
+                    .map_err(invalid)?,
+                false => proposer,
+            };
             Ok(Client { proposer })
         })
     }
@@ -153,6 +182,82 @@ impl Client {
             let steps = requests.into_iter().map(step).collect();
             self.proposer.step(steps)
         })
+    }
+
+    /// place(request_id): where the devices find the drafts of a request: the number of its namespace, or None, and the
+    /// most draft tokens of a step by its own rules. None if the request is unknown.
+    fn place(&self, py: Python<'_>, request_id: &str) -> Option<(Option<u32>, u32)> {
+        let place = py.detach(|| self.proposer.place(request_id))?;
+        Some((place.namespace, place.draft_tokens_max))
+    }
+
+    /// device_commands(): the changes of the texts on the devices, in their order, which the next step makes on all of
+    /// them: ("drop", number, at, words) and ("load", number, namespace, at, text words, file). `at` is in words of the
+    /// arena. Call `devices_have_loaded` once for each step with a "load", after it.
+    fn device_commands(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let commands = py.detach(|| self.proposer.device_commands());
+        let tuples = commands.into_iter().map(|command| match command {
+            DeviceCommand::Drop { number, at, words } => {
+                ("drop", number, at, words).into_py_any(py)
+            }
+            DeviceCommand::Load {
+                number,
+                namespace,
+                at,
+                text_words,
+                file,
+            } => ("load", number, namespace, at, text_words, file).into_py_any(py),
+        });
+        tuples.collect()
+    }
+
+    /// devices_have_loaded(): all devices made the changes of the oldest step that loads texts.
+    fn devices_have_loaded(&self, py: Python<'_>) {
+        py.detach(|| self.proposer.devices_have_loaded());
+    }
+
+    /// match_odds(depth): the odds that a match is continued rightly, as (number of a namespace, odds), for the
+    /// namespaces of which more was learnt. The odds are those of matches of 0 to `depth` tokens, in the request's own
+    /// text, then in its group, then in its namespace.
+    fn match_odds(&self, py: Python<'_>, depth: u32) -> Vec<(u32, Vec<f32>)> {
+        py.detach(|| self.proposer.match_odds(depth))
+    }
+
+    /// length(requests, lengths, prompt_tokens): the length of the drafts of a step that decodes for these requests, out
+    /// of `lengths`, and whether it is 0 because the guard compares steps with and without drafts.
+    fn length(
+        &self,
+        py: Python<'_>,
+        requests: Vec<String>,
+        lengths: Vec<u32>,
+        prompt_tokens: u32,
+    ) -> (u32, bool) {
+        let step = PaddedStep {
+            lengths,
+            prompt_tokens,
+        };
+        py.detach(|| self.proposer.length(&requests, &step))
+    }
+
+    /// observe_step(seconds, parts, withheld): learns what a step took. Each part is (request id, prompt tokens that
+    /// were read, or 0 if it decoded, places that were verified, tokens that were emitted).
+    fn observe_step(
+        &self,
+        py: Python<'_>,
+        seconds: f64,
+        parts: Vec<(String, u32, u32, u32)>,
+        withheld: bool,
+    ) {
+        let part = |(request, prompt_tokens, places, emitted)| PaddedPart {
+            request,
+            prompt_tokens,
+            places,
+            emitted,
+        };
+        py.detach(|| {
+            let parts = parts.into_iter().map(part).collect();
+            self.proposer.observe_step(seconds, parts, withheld);
+        });
     }
 
     /// finish(request_id, reason=None): ends a request, maybe only for now. `reason` is the engine's finish reason:

@@ -11,5 +11,5 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::client::Client;
+    use super::client::{Client, device_words_max};
 }

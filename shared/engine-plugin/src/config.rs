@@ -9,6 +9,7 @@ use refrain_service_kit::config::{EnvRule, is_http_url, load};
 use refrain_service_kit::mesh::MeshConfig;
 use serde::Deserialize;
 
+use crate::device::DeviceConfig;
 use crate::speculation::SpeculationConfig;
 
 /// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_REPLICA__BYTES_MAX`.
@@ -54,6 +55,8 @@ pub struct PluginConfig {
     pub speculation: SpeculationConfig,
     /// The replica of the drafts.
     pub replica: ReplicaConfig,
+    /// The index on the devices of an engine that drafts there.
+    pub device: DeviceConfig,
 
     /// The upload to the draft store.
     #[serde(skip)]
@@ -164,6 +167,7 @@ impl Default for PluginConfig {
             metrics_listen: None,
             speculation: SpeculationConfig::default(),
             replica: ReplicaConfig::default(),
+            device: DeviceConfig::default(),
             uploader: UploaderConfig::default(),
             prompt_tokens_at_once: 1_024,
             reading_tokens_max: 4_194_304,

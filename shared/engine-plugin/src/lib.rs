@@ -5,6 +5,9 @@
 //! do the rest: the background thread (`background.rs`), and the reader of long prompts (`own_index.rs`). Where
 //! something goes wrong there, drafts get fewer, and the engine goes on.
 //!
+//! An engine whose runner drafts on its devices is told instead which texts belong there (`device.rs`), and how long
+//! the drafts of a step should be (`lengths.rs`).
+//!
 //! `request.rs` is one request; `request_state.rs` is the part of it that outlives an interruption. The rules of
 //! drafts are in `speculation.rs`.
 
@@ -13,6 +16,8 @@ mod background;
 mod backlog;
 mod config;
 mod default_namespace;
+mod device;
+mod lengths;
 mod metrics;
 mod metrics_server;
 mod outbox;
@@ -27,6 +32,8 @@ mod speculation;
 mod tests;
 
 pub use config::{PluginConfig, PluginMeshConfig};
-pub use proposer::{Proposer, RequestStart, RequestStep};
+pub use device::{DeviceCommand, DeviceConfig};
+pub use lengths::{PaddedPart, PaddedStep};
+pub use proposer::{Proposer, RequestPlace, RequestStart, RequestStep};
 pub use request::DraftChain;
 pub use speculation::{EngineRules, SpeculationConfig};

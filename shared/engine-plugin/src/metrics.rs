@@ -31,6 +31,8 @@ refrain_service_kit::metric_families! {
         pub(crate) paused_tokens: IntGauge = "refrain_client_paused_tokens",
         /// Tokens of long prompts that wait to be indexed.
         pub(crate) reading_tokens: IntGauge = "refrain_client_reading_tokens",
+        /// Tokens of segments on each device of an engine that drafts there.
+        pub(crate) device_tokens: IntGauge = "refrain_client_device_tokens",
         /// Interrupted requests that were forgotten for want of room.
         pub(crate) forgotten: IntCounter = "refrain_client_forgotten_requests_total",
         /// Times that a step went without a part of its drafts, since another thread held their index.

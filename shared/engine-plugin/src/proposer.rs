@@ -1,6 +1,7 @@
 //! [`Proposer`], the calls of an engine.
 
 mod lifecycle;
+mod padded;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use tokio::sync::oneshot;
 
 use crate::background::BackgroundEvent;
 use crate::default_namespace::DefaultNamespace;
+use crate::device::DeviceIndex;
+use crate::lengths::Lengths;
 use crate::metrics::{FIELDS, PluginMetrics, TOKEN};
 use crate::outbox::Outbox;
 use crate::own_index::PromptReader;
@@ -42,6 +45,8 @@ pub struct Proposer {
     reader: PromptReader,
     /// Taken by the engine's threads only, never by those of this crate.
     requests: Mutex<Requests>,
+    /// What is on the engine's devices, if it drafts there.
+    device: Option<Arc<DeviceIndex>>,
     pub(crate) metrics: PluginMetrics,
     registry: Metrics,
     server: Option<Server>,
@@ -57,6 +62,10 @@ struct Requests {
     paused: PausedRequests,
     /// A copy of the namespace of requests that bring none.
     default_namespace: Option<SignedNamespace>,
+    /// The choice of how long drafts are, for an engine that drafts on its devices.
+    lengths: Lengths,
+    /// Observations of each namespace's statistics when the devices got its votes.
+    told: HashMap<NamespaceId, u64>,
 }
 
 /// A request that begins.
@@ -93,6 +102,8 @@ pub struct RequestStep {
     /// The engine's own draft, token ids.
     pub engine_draft: Vec<u32>,
 }
+
+pub use self::padded::RequestPlace;
 
 /// The acceptance statistics of a request's namespace, empty ones if it is new.
 fn of_namespace<'a>(

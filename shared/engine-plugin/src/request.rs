@@ -9,6 +9,7 @@ use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::draft::{
     Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose_valued,
 };
+use refrain_speculation::router::UniformDraft;
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use crate::background::{BackgroundEvent, EndedRequest};
@@ -44,19 +45,31 @@ pub(crate) struct Request {
     /// The chain that was found for the step in progress. Its first tokens are worth their price.
     found: Option<Candidate>,
     paying: PayingPart,
-    /// Whether the engine was offered them.
-    is_offered: bool,
+    /// Who was offered them.
+    offered: OfferedTo,
     /// The engine's own draft for the step in progress, where it is known.
     engine_draft: Vec<u32>,
     /// Documents whose drafts were accepted since the last upload.
     touched: Vec<DocumentId>,
 }
 
+/// Who was offered a draft.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum OfferedTo {
+    #[default]
+    Nobody,
+    /// The engine verifies it.
+    Engine,
+    /// The engine's devices draft from the same texts. What they draft is not known here, and counted elsewhere.
+    Devices,
+}
+
 /// The tokens at the beginning of a chain that are worth their price.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct PayingPart {
-    len: usize,
-    /// Accepted tokens that they are expected to bring, by what is learnt.
+    /// The probability that each of them is accepted with all before it, by what is learnt.
+    path_probabilities: Vec<f32>,
+    /// Accepted tokens that they are expected to bring: their sum.
     expected: f32,
 }
 
@@ -75,7 +88,7 @@ impl Request {
             own,
             found: None,
             paying: PayingPart::default(),
-            is_offered: false,
+            offered: OfferedTo::Nobody,
             engine_draft: Vec::new(),
             touched: Vec::new(),
         }
@@ -100,14 +113,18 @@ impl Request {
         let agreed = agreed.count() as u32;
         statistics.observe_head(self.state.text.len() as u32, depth as u32, agreed);
         self.engine_draft.clear();
-        let was_offered = std::mem::take(&mut self.is_offered);
-        if let Some(offered) = self.found.take().filter(|_| was_offered) {
-            let nodes = &offered.tree.nodes()[..self.paying.len];
+        let offered_to = std::mem::take(&mut self.offered);
+        let found = self.found.take();
+        if let Some(offered) = found.filter(|_| offered_to != OfferedTo::Nobody) {
+            let nodes = offered.tree.nodes();
+            let nodes = &nodes[..self.paying.path_probabilities.len().min(nodes.len())];
             let agreed = nodes.iter().zip(emitted);
             let agreed = agreed.take_while(|(node, emitted)| node.token == **emitted);
             // The last emitted token is the bonus token, whatever was offered.
             let accepted = agreed.count().min(emitted.len().saturating_sub(1));
-            metrics.accepted.inc_by(accepted as u64);
+            if offered_to == OfferedTo::Engine {
+                metrics.accepted.inc_by(accepted as u64);
+            }
             self.touch(&nodes[..accepted]);
         }
         self.state.text.extend_from_slice(emitted);
@@ -257,21 +274,22 @@ impl Request {
         self.found = propose_valued(&lookups, params, Some(statistics), tokens_max);
         self.paying = PayingPart::default();
         if let Some(found) = &self.found {
-            let paths = statistics.path_probabilities(found);
+            let mut paths = statistics.path_probabilities(found);
             // No token of a chain is likelier than the one before it.
-            let pays = |path: &&f32| params.price.is_none_or(|price| **path >= price);
-            for path in paths.iter().take_while(pays) {
-                self.paying.len += 1;
-                self.paying.expected += path;
-            }
+            let pays = |path: &f32| params.price.is_none_or(|price| *path >= price);
+            paths.truncate(paths.iter().take_while(|path| pays(path)).count());
+            self.paying = PayingPart {
+                expected: paths.iter().sum(),
+                path_probabilities: paths,
+            };
         }
     }
 
     /// Offers the engine the tokens of the draft that are worth their price; `None` if none are.
     pub(crate) fn offer(&mut self, metrics: &PluginMetrics) -> Option<DraftChain> {
-        let PayingPart { len, expected } = self.paying;
+        let (len, expected) = (self.paying.path_probabilities.len(), self.paying.expected);
         let found = self.found.as_ref().filter(|_| len > 0)?;
-        self.is_offered = true;
+        self.offered = OfferedTo::Engine;
         metrics.drafts.inc();
         metrics.drafted.inc_by(len as u64);
         Some(DraftChain {
@@ -279,6 +297,29 @@ impl Request {
             score: 1.0 + expected,
             match_len: found.match_len,
         })
+    }
+
+    /// The draft that was found, as far as it is worth its price, by what it is expected to bring. It is searched for
+    /// if tokens were emitted since.
+    pub(crate) fn prospect(
+        &mut self,
+        params: &ProposeParams,
+        statistics: &AcceptanceStatistics,
+        tokens_max: usize,
+        metrics: &PluginMetrics,
+    ) -> UniformDraft {
+        if self.found.is_none() {
+            self.propose(params, statistics, tokens_max, metrics);
+        }
+        self.offered = OfferedTo::Devices;
+        UniformDraft {
+            path_probabilities: self.paying.path_probabilities.clone(),
+        }
+    }
+
+    /// Length of the text, tokens, and how many tokens the last draft was expected to bring.
+    pub(crate) fn standing(&self) -> (u32, f32) {
+        (self.state.text.len() as u32, self.paying.expected)
     }
 
     /// Whether the draft that was found is expected to have more accepted tokens than the engine's own, by the

@@ -2,6 +2,7 @@
 
 mod contention;
 mod default_namespace;
+mod devices;
 mod reach;
 mod resumption;
 

@@ -24,6 +24,7 @@
 //! | `cost.rs`, `time_value.rs`, `merged.rs` | the price of a step, the worth of time and of merged drafts |
 //! | `trials.rs`, `guard.rs`, `head.rs` | trials of a way of drafting against doing without it |
 //! | `gain.rs` | what drafts gain, for operators |
+//! | `uniform.rs` | one length for all drafts of a step |
 //! | `urgency.rs` | priorities and `tpot_ms` |
 //! | `transfer.rs` | whether a request is better off at another worker |
 
@@ -43,6 +44,7 @@ mod step;
 mod time_value;
 mod transfer;
 mod trials;
+mod uniform;
 mod urgency;
 
 use std::hash::Hash;
@@ -59,6 +61,7 @@ pub use score::{ACCEPTED_LENGTH_PRIOR, Threshold};
 pub use step::{Outcome, Step, StepPart};
 pub use transfer::{Candidacy, RecentRoutes, should_transfer};
 pub use trials::{TrialParams, batch_bucket};
+pub use uniform::UniformDraft;
 pub use urgency::{Pace, Priority};
 
 use crate::statistics::AcceptanceStatistics;
@@ -173,6 +176,15 @@ impl<N: Copy + Hash + Eq> Router<N> {
             self.goodput.offer(open, frame, fallback, &mut offers);
         }
         offers
+    }
+
+    /// The best of these lengths for the drafts of a step that verifies as many places of each request. `frame.tokens`
+    /// are those without drafts.
+    pub fn uniform_length(&self, drafts: &[UniformDraft], lengths: &[u32], frame: Frame) -> u32 {
+        match self.is_off(frame.batch) {
+            true => 0,
+            false => self.goodput.uniform_length(drafts, lengths, frame),
+        }
     }
 
     /// Decides for one request by itself, and takes its tokens out of the frame.

@@ -106,6 +106,19 @@ impl AcceptanceStatistics {
         self.nodes.under_match(source, scope, match_len)
     }
 
+    /// The odds that a single match of so many tokens of a text of this scope is continued rightly, whatever its tokens
+    /// are. They are p / (1 - p), so that the odds of matches that agree can be added. Before anything was observed
+    /// they say nothing.
+    pub fn match_odds(&self, scope: Scope, match_len: u32) -> f32 {
+        let under_match = self.under_match(Source::Suffix, scope, match_len.max(1));
+        let probability = under_match.probability(1, 1, 1.0);
+        let probability = probability.clamp(f32::MIN_POSITIVE, NODE_PROBABILITY_MAX);
+        match match_len {
+            0 => 0.0,
+            _ => probability / (1.0 - probability),
+        }
+    }
+
     /// The path probability of each node of a draft, in their order: that the whole path to it is accepted. It is
     /// never above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is
     /// the number of accepted draft tokens that is expected.

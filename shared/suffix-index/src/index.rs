@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::live_part::{LivePart, StatePoint};
 use crate::{
     Cursor, DocumentKey, IndexConfig, IndexError, MountedSegment, Origin, Search, SearchLimits,
-    Segment, SegmentStats, Sighting, Token,
+    Segment, SegmentBuilder, SegmentStats, Sighting, Token,
 };
 
 /// Sizes of an [`Index`], for gauges and budgets.
@@ -244,6 +244,23 @@ impl Index {
         self.sealed
             .iter()
             .map(|mounted| (&mounted.segment, mounted.stats()))
+    }
+
+    /// The segments with their masks, in the order in which they were added.
+    pub fn mounted(&self) -> &[MountedSegment] {
+        &self.sealed
+    }
+
+    /// A builder with the texts of those live documents that are `wanted`.
+    pub fn copy_live(&self, mut wanted: impl FnMut(DocumentKey) -> bool) -> SegmentBuilder {
+        let mut builder = SegmentBuilder::new();
+        let present = self.live.present().map(|(_, document)| document);
+        for document in present.filter(|document| wanted(document.key)) {
+            let left = document.left_len();
+            let left_context = document.live().take(left as usize);
+            builder.add(document.key, left_context, document.live_from(left));
+        }
+        builder
     }
 
     /// Creates a cursor for a context, by matching its end in the live part. The cost is O(`pattern_tokens_max`).

@@ -70,7 +70,7 @@ pub use ids::{DocumentKey, Origin, Token};
 pub use index::{Index, IndexSizes};
 pub use live_part::Cursor;
 pub use merge::{Merge, MergePolicy, Merged};
-pub use mounted_segment::{MountedSegment, SegmentStats};
+pub use mounted_segment::{MountedSegment, SearchWords, SegmentStats};
 pub use rebuild::{Rebuild, Rebuilt, Retired};
 pub use search::{Continuation, Match, Node, Search, SearchLimits, Sighting};
 pub use segment::{SealedDocument, Segment, SegmentBuilder, SegmentError, SegmentWords};

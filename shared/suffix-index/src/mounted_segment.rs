@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::segment::SEPARATOR;
 use crate::{DocumentKey, Origin, Segment};
 
 /// A segment and a mask over its documents. The segment never changes: removing a document sets its bit in the mask.
@@ -25,6 +26,15 @@ pub struct SegmentStats {
     pub documents: usize,
     /// Documents that were removed.
     pub masked_documents: usize,
+}
+
+/// The words of a segment that a search on another device reads, in the form that `format.rs` describes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SearchWords {
+    /// The text, and behind it the suffix array.
+    pub words: Vec<u32>,
+    /// Words of the text.
+    pub text_len: usize,
 }
 
 impl MountedSegment {
@@ -87,6 +97,31 @@ impl MountedSegment {
         (0..view.documents())
             .filter(move |&number| self.is_masked(number) == masked)
             .map(move |number| view.key(number))
+    }
+
+    /// Whether this is the same segment with the same documents.
+    pub fn is_same(&self, other: &MountedSegment) -> bool {
+        Arc::ptr_eq(&self.segment, &other.segment) && self.masked == other.masked
+    }
+
+    /// The words that a search of the segment reads: its text, and behind it its suffix array. Masked documents are
+    /// left out. In the place of their texts there are separators, so no other position moves.
+    pub fn search_words(&self) -> SearchWords {
+        let view = self.segment.view();
+        let mut text = view.text.to_vec();
+        for number in (0..view.documents()).filter(|&number| self.is_masked(number)) {
+            text[view.span(number)].fill(SEPARATOR);
+        }
+        let ends = view.ends.iter().copied();
+        let text_len = text.len();
+        match self.is_whole() {
+            true => text.extend(ends),
+            false => text.extend(ends.filter(|&end| !self.is_masked_at(end))),
+        }
+        SearchWords {
+            words: text,
+            text_len,
+        }
     }
 
     pub(crate) fn origin(&self, position: u32) -> Option<Origin> {

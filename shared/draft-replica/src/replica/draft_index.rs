@@ -4,15 +4,16 @@ mod revival;
 #[cfg(test)]
 pub(super) mod tests;
 
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{DefaultHasher, Entry};
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::DocumentId;
 use refrain_suffix_index::{
     Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, MountedSegment, Rebuild,
-    Rebuilt, Retired, Segment, Token,
+    Rebuilt, Retired, Segment, SegmentBuilder, Token,
 };
 
 use super::capacity::IndexSize;
@@ -112,6 +113,33 @@ impl DraftIndex {
     /// The index that drafts are searched in.
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// The sealed segments with their masks.
+    pub fn sealed(&self) -> Vec<MountedSegment> {
+        self.index.mounted().to_vec()
+    }
+
+    /// A number that changes with the text that [`copy_settled`](Self::copy_settled) copies.
+    pub fn settled_stamp(&self) -> u64 {
+        let settled = self.live.keys().filter(|id| !self.is_pinned(**id));
+        let stamp = |id: &DocumentId| {
+            let mut hasher = DefaultHasher::new();
+            (
+                id.0,
+                self.len_of(*id),
+                self.documents.get(id).map(|state| state.epoch),
+            )
+                .hash(&mut hasher);
+            hasher.finish()
+        };
+        settled.map(stamp).fold(0, u64::wrapping_add)
+    }
+
+    /// Copies the live outputs that no request here emits, to be sealed for another place.
+    pub fn copy_settled(&self) -> SegmentBuilder {
+        self.index
+            .copy_live(|key| !self.is_pinned(DocumentId(key.0)))
     }
 
     /// The position in the index of the end of `text`, which ends with the first `output_len` tokens of a document's

@@ -93,6 +93,11 @@ impl DraftReplica {
         Some(replica)
     }
 
+    /// The drafts of a namespace, if it is followed. This is no use of it.
+    pub fn followed(&self, id: NamespaceId) -> Option<Arc<NamespaceReplica>> {
+        self.registry.followed(id)
+    }
+
     /// Adds a request to its group of the namespace. `None` where requests of as many groups run as there may be.
     pub fn join_group(
         &self,

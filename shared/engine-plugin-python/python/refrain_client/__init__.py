@@ -2,9 +2,9 @@
 
 `Client` is a replica of the mesh's drafts. Engines load it through plugins, so users import nothing: `vllm.py` is the
 plugin of vLLM with its suffix cache (`suffix.py`), `scheduler.py` a scheduler for vLLM, and `sglang.py` the plugin of
-SGLang with its corpus (`corpus.py`).
+SGLang with its corpus (`corpus.py`). `v2/` drafts on the devices of vLLM's Model Runner V2.
 """
 
-from refrain_client._native import Client
+from refrain_client._native import Client, device_words_max
 
-__all__ = ["Client"]
+__all__ = ["Client", "device_words_max"]

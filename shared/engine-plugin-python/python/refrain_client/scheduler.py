@@ -14,7 +14,7 @@ import os
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from refrain_client import Client
-from refrain_client.announced import start
+from refrain_client.followed import FollowedRequests
 from refrain_client.lossless import refuse
 from refrain_client.suffix import DRAIN_SECONDS
 from refrain_client.vllm import tokenizer_folder
@@ -32,8 +32,7 @@ class RefrainScheduler(Scheduler):
         folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
         self.drafts = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder)
         atexit.register(self.drafts.drain, DRAIN_SECONDS)
-        # By request id: the request, and the length of its text that the client knows.
-        self.followed = {}
+        self.followed = FollowedRequests(self.drafts)
 
     def update_draft_token_ids(self, draft_token_ids):
         positions, steps = [], []
@@ -42,35 +41,14 @@ class RefrainScheduler(Scheduler):
             if request is None or request.is_finished() or request.is_prefill_chunk:
                 continue
             if req_id not in self.followed:
-                self._start(request)
+                self.followed.begin(request)
             room = min(self.num_spec_tokens, self.max_model_len - request.num_tokens - 1)
             positions.append(position)
             engine_draft = list(draft_token_ids.draft_token_ids[position])
-            steps.append((req_id, self._new_tokens(req_id), max(room, 0), engine_draft))
+            steps.append((req_id, self.followed.take_new_tokens(req_id), max(room, 0), engine_draft))
         drafts = list(draft_token_ids.draft_token_ids)
         for position, better in zip(positions, self.drafts.step(steps)):
             if better is not None:
                 drafts[position] = better
-        for req_id in self.followed.keys() - self.requests.keys():
-            # The tokens of its last step.
-            self.drafts.extend(req_id, self._new_tokens(req_id))
-            self.drafts.finish(req_id, self._reason(req_id))
-            del self.followed[req_id]
+        self.followed.end_gone(self.requests)
         super().update_draft_token_ids(type(draft_token_ids)(draft_token_ids.req_ids, drafts))
-
-    def _start(self, request):
-        params = request.sampling_params
-        fields = (params.extra_args if params else None) or {}
-        prompt = list(request.all_token_ids[: request.num_prompt_tokens])
-        self.followed[request.request_id] = [request, len(prompt)]
-        start(self.drafts, request.request_id, prompt, fields)
-
-    def _new_tokens(self, req_id):
-        request, known = self.followed[req_id]
-        self.followed[req_id][1] = request.num_tokens
-        return list(request.all_token_ids[known:])
-
-    def _reason(self, req_id):
-        """The engine's finish reason of a request, if it has ended."""
-        reason = self.followed[req_id][0].get_finished_reason()
-        return None if reason is None else str(reason)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from refrain_client.announced import announces
 from refrain_client.ending import Ending
+from refrain_client.v2 import plugin
 
 PACKAGE = "arctic_inference"
 MODULE = "arctic_inference.suffix_decoding"
@@ -34,6 +35,7 @@ def register():
     module.__spec__ = ModuleSpec(MODULE, loader=None)
     module.SuffixDecodingCache = SuffixDecodingCache
     sys.modules[MODULE] = module
+    plugin.register()
 
 
 def SuffixDecodingCache(*sizes, **named):

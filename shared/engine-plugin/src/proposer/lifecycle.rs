@@ -23,6 +23,8 @@ use super::{Proposer, Requests};
 use crate::background::{Background, BackgroundEvent};
 use crate::config::PluginConfig;
 use crate::default_namespace::DefaultNamespace;
+use crate::device::{DeviceConfig, DeviceExport, DeviceIndex};
+use crate::lengths::Lengths;
 use crate::metrics::{FIELDS, PluginMetrics, TOKEN};
 use crate::metrics_server::serve_metrics;
 use crate::outbox::Outbox;
@@ -132,6 +134,8 @@ impl Proposer {
             statistics: LruCache::new(namespaces_max.unwrap_or(NonZeroUsize::MIN)),
             paused: PausedRequests::new(&config, metrics.clone()),
             default_namespace: signed,
+            lengths: Lengths::new(),
+            told: HashMap::new(),
         };
         Ok(Proposer {
             rules: config.speculation.rules(),
@@ -142,10 +146,32 @@ impl Proposer {
             outbox,
             reader,
             requests: Mutex::new(requests),
+            device: None,
             metrics,
             registry,
             server,
         })
+    }
+
+    /// Keeps the texts on the engine's devices from now on, whose runner drafts from them.
+    ///
+    /// # Errors
+    /// The folder of files that carry them cannot be made.
+    pub fn with_devices(
+        mut self,
+        config: &DeviceConfig,
+        namespaces_max: usize,
+    ) -> anyhow::Result<Self> {
+        let device = Arc::new(DeviceIndex::new(config.clone(), namespaces_max)?);
+        let runtime = self.runtime.as_ref().context("the client has stopped")?;
+        let _entered = runtime.enter();
+        let export = {
+            let (device, replica) = (device.clone(), self.replica.clone());
+            move || DeviceExport::new(device.clone(), replica.clone()).run()
+        };
+        actors::start("device index", export).detached();
+        self.device = Some(device);
+        Ok(self)
     }
 
     /// Counters of the work done, and the size of the replica.
@@ -170,6 +196,10 @@ impl Proposer {
             ("refused_fields", refused(FIELDS)),
             ("paused_tokens", counted(metrics.paused_tokens.get())),
             ("reading_tokens", counted(metrics.reading_tokens.get())),
+            (
+                "device_tokens",
+                self.device.as_ref().map_or(0, |device| device.tokens()),
+            ),
             ("documents", documents),
             ("tokens", tokens),
             // Whether everything that the store has of the configured namespace is here.
@@ -183,6 +213,9 @@ impl Proposer {
     /// All metrics in the text format of Prometheus.
     pub fn metrics(&self) -> String {
         self.replica.observe();
+        if let Some(device) = &self.device {
+            self.metrics.device_tokens.set(device.tokens() as i64);
+        }
         String::from_utf8_lossy(&self.registry.render()).into_owned()
     }
 

@@ -21,6 +21,7 @@ use super::merged::{AcceptanceAfterHead, pooled};
 use super::offer::{OfferedDraft, SuffixDraft};
 use super::score::{Fallback, Found, route_by_score};
 use super::time_value::TimeValue;
+use super::uniform::{UniformDraft, best_length};
 use super::{
     Frame, HeadDraft, Offer, Outcome, Pace, Prospect, Route, RouteReason, RouterParams, Step,
 };
@@ -137,6 +138,41 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let price = verifying / f64::from(more) + self.finding.value().unwrap_or_default();
         // Each second of a step is a second of every request in it.
         Some(f64::from(batch) * price / worth)
+    }
+
+    /// See [`Router::uniform_length`](super::Router::uniform_length).
+    pub(super) fn uniform_length(
+        &self,
+        drafts: &[UniformDraft],
+        lengths: &[u32],
+        frame: Frame,
+    ) -> u32 {
+        let per_token = self.time_value.seconds_per_token(frame.batch);
+        let weight = |draft: &UniformDraft| match &per_token {
+            Some(per_token) => per_token(draft.expected(u32::MAX)),
+            None => 1.0,
+        };
+        let weights: Vec<f64> = drafts.iter().map(weight).collect();
+        let seconds = self.cost.at_kv(frame.kv_tokens);
+        let seconds = |length: u32| {
+            seconds(
+                frame
+                    .tokens
+                    .saturating_add(length.saturating_mul(frame.batch)),
+            )
+            .seconds
+        };
+        let worth = |length| {
+            let tokens = drafts
+                .iter()
+                .map(|draft| 1.0 + f64::from(draft.expected(length)));
+            tokens
+                .zip(&weights)
+                .map(|(tokens, weight)| tokens * weight)
+                .sum()
+        };
+        let rate = per_token.is_some().then(|| f64::from(frame.batch));
+        best_length(lengths, rate, worth, seconds)
     }
 
     /// Chooses for requests that leave it to the router, and adds their offers. `frame` has the tokens and the room

@@ -93,6 +93,11 @@ impl<'a> SegmentView<'a> {
         }
     }
 
+    /// The text positions of a document, left context included.
+    pub(crate) fn span(&self, number: usize) -> Range<usize> {
+        self.starts[number] as usize..self.end(number)
+    }
+
     /// Number of tokens of a document, left context included.
     pub(crate) fn tokens_of(&self, number: usize) -> u64 {
         (self.end(number) - self.starts[number] as usize) as u64

@@ -259,3 +259,43 @@ fn the_highest_token_id_separates() {
     assert_eq!(offers(&[2, Token::MAX, 3]), Some((1, vec![(4, 1)])));
     assert_eq!(offers(&[2, Token::MAX]), None);
 }
+
+#[test]
+fn search_words_leave_masked_documents_out_and_move_nothing() {
+    let mut index = index_of(&["q|abc", "xab", "k|lab"]);
+    index.seal(|_| true).expect("room");
+    let whole = index.mounted()[0].clone();
+    index.remove(&[key(1)]);
+    let masked = index.mounted()[0].clone();
+    assert!(whole.is_same(&whole.clone()) && !whole.is_same(&masked));
+    let [before, after] = [&whole, &masked].map(MountedSegment::search_words);
+    assert_eq!((before.text_len, after.text_len), (15, 15));
+    let (text, ends) = after.words.split_at(after.text_len);
+    let gone: Vec<usize> = (0..15).filter(|&at| before.words[at] != text[at]).collect();
+    assert_eq!(gone.len(), 3);
+    assert!(gone.iter().all(|&at| text[at] == u32::MAX));
+    // Each end is one of the segment's, in its order, and lies in a document that is left.
+    let kept = before.words[before.text_len..].iter();
+    let kept: Vec<u32> = kept
+        .copied()
+        .filter(|end| !gone.contains(&(*end as usize)))
+        .collect();
+    assert_eq!(ends, kept);
+}
+
+#[test]
+fn live_documents_are_copied_with_their_left_contexts() {
+    let mut index = index_of(&["q|abc", "xyz", "k|lm"]);
+    index.shorten(key(0), 1).expect("longer");
+    index.append(key(0), &tokens("de")).expect("room");
+    let segment = index
+        .copy_live(|other| other != key(1))
+        .build()
+        .expect("small");
+    let copied: Vec<_> = segment
+        .iter()
+        .map(|document| (text(document.left_context), text(document.output)))
+        .collect();
+    let expected = [("q", "ade"), ("k", "lm")].map(|(left, output)| (left.into(), output.into()));
+    assert_eq!(copied, expected);
+}

@@ -1,0 +1,163 @@
+"""The scheduler of vLLM's Model Runner V2 with drafts from a mesh."""
+
+import atexit
+import os
+import time
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from refrain_client import Client
+from refrain_client.announced import PREFIX
+from refrain_client.followed import FollowedRequests
+from refrain_client.suffix import DRAIN_SECONDS
+from refrain_client.v2.index import DEPTH
+from refrain_client.v2.lengths import lengths_of
+from refrain_client.v2.news import StepNews
+from refrain_client.v2.refusals import SCHEDULER, refuse
+from refrain_client.vllm import tokenizer_folder
+
+# Steps between two questions for what matches are worth.
+ODDS_EVERY_STEPS = 256
+
+
+class RefrainAsyncScheduler(AsyncScheduler):
+    """vLLM's asynchronous scheduler, which follows a mesh's drafts for the devices and chooses how long drafts are."""
+
+    def __init__(self, vllm_config, *others, **named):
+        why_not = refuse(vllm_config)
+        if why_not:
+            raise ValueError(f"{SCHEDULER}: {why_not}")
+        super().__init__(vllm_config, *others, **named)
+        model = vllm_config.model_config
+        folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
+        self.drafts = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder, devices=True)
+        atexit.register(self.drafts.drain, DRAIN_SECONDS)
+        self.followed = FollowedRequests(self.drafts)
+        self.groups = Groups()
+        self.lengths = lengths_of(vllm_config)
+        # By request id: the numbers of its namespace and its group, and the most places that its own rules allow.
+        self.places = {}
+        # Whether the guard holds back the drafts that the next step verifies.
+        self.withholds = False
+        self.steps = 0
+        self.last_output_at = 0.0
+
+    def schedule(self, *others, **named):
+        withheld = self.withholds
+        output = super().schedule(*others, **named)
+        output.refrain = self._news(output)
+        # vLLM hands this output back with what the step brought. Ranks ignore these.
+        output.refrain_scheduled = time.perf_counter(), withheld
+        return output
+
+    def _update_after_schedule(self, scheduler_output):
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.req_id not in self.followed:
+                self._begin(self.requests[new.req_id])
+        scheduler_output.num_spec_tokens_to_schedule = self._length(scheduler_output)
+        super()._update_after_schedule(scheduler_output)
+        places = scheduler_output.num_spec_tokens_to_schedule
+        for req_id in scheduler_output.num_scheduled_tokens:
+            most = self.places[req_id][2] if req_id in self.places else places
+            request = self.requests[req_id]
+            if most < places and not request.is_prefill_chunk:
+                request.spec_token_ids = [-1] * most
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        before = {}
+        for req_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(req_id)
+            if request is not None and not request.is_finished():
+                before[req_id] = request, request.num_tokens
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._observe(scheduler_output, before)
+        self._end_gone()
+        if scheduler_output.refrain.has_loads():
+            self.drafts.devices_have_loaded()
+        return outputs
+
+    def _begin(self, request):
+        self.followed.begin(request)
+        req_id = request.request_id
+        namespace, most = self.drafts.place(req_id) or (None, self.num_spec_tokens)
+        params = request.sampling_params
+        group = ((params.extra_args if params else None) or {}).get(PREFIX + "group")
+        number = -1 if namespace is None or group is None else self.groups.join(req_id, namespace, str(group))
+        self.places[req_id] = -1 if namespace is None else namespace, number, most
+
+    def _end_gone(self):
+        for req_id in self.followed.end_gone(self.requests):
+            self.places.pop(req_id, None)
+            self.groups.leave(req_id)
+
+    def _length(self, scheduler_output):
+        """The length of the drafts that this step makes, and the next one verifies."""
+        decoding, prompt_tokens = [], 0
+        for req_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            if not self.requests[req_id].is_prefill_chunk:
+                decoding.append(req_id)
+            places = len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
+            prompt_tokens += max(tokens - places - 1, 0)
+        if not decoding:
+            return scheduler_output.num_spec_tokens_to_schedule
+        # A prompt that this step reads is read by then.
+        length, self.withholds = self.drafts.length(decoding, self.lengths, 0)
+        return length
+
+    def _news(self, scheduler_output):
+        self.steps += 1
+        self._end_gone()
+        return StepNews(
+            commands=self.drafts.device_commands(),
+            odds=self.drafts.match_odds(DEPTH) if self.steps % ODDS_EVERY_STEPS == 0 else [],
+            began={new.req_id: self.places[new.req_id][:2] for new in scheduler_output.scheduled_new_reqs},
+        )
+
+    def _observe(self, scheduler_output, before):
+        """Tells the client of the tokens that a step brought, and of the time that it took."""
+        scheduled_at, withheld = scheduler_output.refrain_scheduled
+        now = time.perf_counter()
+        # A step begins when the one before it ends, or when it is scheduled if nothing runs then.
+        seconds = now - max(self.last_output_at, scheduled_at)
+        self.last_output_at = now
+        parts = []
+        for req_id, (request, length) in before.items():
+            emitted = request.num_tokens - length
+            places = len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
+            computed = scheduler_output.num_scheduled_tokens[req_id]
+            prompt_tokens = computed if computed - places > 1 or emitted == 0 else 0
+            parts.append((req_id, prompt_tokens, places, emitted))
+            if req_id in self.followed and emitted:
+                self.drafts.extend(req_id, self.followed.take_new_tokens(req_id))
+        if parts:
+            self.drafts.observe_step(seconds, parts, withheld)
+
+
+class Groups:
+    """Numbers of groups whose requests run."""
+
+    def __init__(self):
+        # By namespace and name: the number, and the requests.
+        self._groups = {}
+        # By request id: its key.
+        self._keys = {}
+        self._last = 0
+
+    def join(self, req_id, namespace, name):
+        """The number of a group, which a request of it joins."""
+        key = namespace, name
+        if key not in self._groups:
+            self._last += 1
+            self._groups[key] = self._last, set()
+        number, members = self._groups[key]
+        members.add(req_id)
+        self._keys[req_id] = key
+        return number
+
+    def leave(self, req_id):
+        key = self._keys.pop(req_id, None)
+        if key is not None:
+            _, members = self._groups[key]
+            members.discard(req_id)
+            if not members:
+                del self._groups[key]

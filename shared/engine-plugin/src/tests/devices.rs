@@ -1,0 +1,193 @@
+//! Tests of an engine that drafts on its devices: the texts there, who may read them, and the length of drafts.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::*;
+use crate::{DeviceCommand, DeviceConfig, PaddedPart, PaddedStep, RequestPlace};
+
+/// A rig whose engine drafts on its devices, with files in `folder`.
+fn rig(folder: &Path) -> Rig {
+    let config = DeviceConfig {
+        folder: folder.to_owned(),
+        ..DeviceConfig::default()
+    };
+    let Rig {
+        proposer,
+        store,
+        signer,
+    } = Rig::new(|_| {});
+    let proposer = Arc::into_inner(proposer).unwrap();
+    Rig {
+        proposer: Arc::new(proposer.with_devices(&config, 8).unwrap()),
+        store,
+        signer,
+    }
+}
+
+/// The text of a segment's file that a command loads.
+fn loaded_text(command: &DeviceCommand) -> Vec<u32> {
+    let DeviceCommand::Load {
+        text_words, file, ..
+    } = command
+    else {
+        panic!("{command:?} loads nothing");
+    };
+    let bytes = std::fs::read(file).unwrap();
+    let words = bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u32::from_le_bytes(*word));
+    words.take(*text_words as usize).collect()
+}
+
+/// Takes commands until some come.
+fn await_commands(rig: &Rig) -> Vec<DeviceCommand> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let commands = rig.proposer.device_commands();
+        if !commands.is_empty() {
+            return commands;
+        }
+        assert!(Instant::now() < until, "no command came");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn ended_outputs_get_to_the_devices_and_removed_ones_leave_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = rig(folder.path());
+    rig.begin("one", &[1, 2, 3], None);
+    let place = rig.proposer.place("one").unwrap();
+    assert_eq!(place.draft_tokens_max, u32::MAX);
+    let namespace = place.namespace.unwrap();
+    rig.proposer.extend("one", &text(100, 20));
+    rig.proposer.finish("one".into(), Some("stop"));
+    let [load] = &await_commands(&rig)[..] else {
+        panic!("there is more than one output");
+    };
+    assert!(matches!(load, DeviceCommand::Load { namespace: of, .. } if *of == namespace));
+    let words = loaded_text(load);
+    assert!(
+        words.windows(20).any(|part| part == text(100, 20)),
+        "{words:?}"
+    );
+    rig.proposer.devices_have_loaded();
+    rig.drain();
+    let (document, ..) = uploaded(&rig.store).remove(0);
+    rig.begin("two", &[1, 2, 3], None);
+    rig.proposer.extend("two", &text(300, 20));
+    rig.proposer.finish("two".into(), Some("stop"));
+    wait_until(|| {
+        let commands = rig.proposer.device_commands();
+        let loads = commands
+            .iter()
+            .filter(|command| matches!(command, DeviceCommand::Load { .. }));
+        let both = loads
+            .map(loaded_text)
+            .any(|words| words.contains(&119) && words.contains(&319));
+        if !commands.is_empty() {
+            rig.proposer.devices_have_loaded();
+        }
+        both
+    });
+    rig.store.push_news(FeedEvent::Remove(document));
+    let commands = await_commands(&rig);
+    assert!(
+        matches!(commands[0], DeviceCommand::Drop { .. }),
+        "{commands:?}"
+    );
+    let words = loaded_text(&commands[1]);
+    assert!(words.contains(&319) && !words.contains(&119), "{words:?}");
+}
+
+#[test]
+fn a_request_without_a_namespace_has_no_place_among_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = rig(folder.path());
+    let refused = RequestStart {
+        request: "refused".into(),
+        prompt: vec![1, 2],
+        namespace: Some("no token"),
+        ..RequestStart::default()
+    };
+    rig.proposer.begin(refused).unwrap_err();
+    assert_eq!(
+        rig.proposer.place("refused"),
+        Some(RequestPlace {
+            namespace: None,
+            draft_tokens_max: u32::MAX
+        })
+    );
+    assert_eq!(rig.proposer.place("unknown"), None);
+    let other = rig.token("other");
+    let begun = RequestStart {
+        request: "other".into(),
+        prompt: vec![1, 2],
+        namespace: Some(&other),
+        ..RequestStart::default()
+    };
+    rig.proposer.begin(begun).unwrap();
+    rig.begin("mine", &[1, 2], None);
+    let place = |request| rig.proposer.place(request).unwrap().namespace.unwrap();
+    assert_ne!(place("other"), place("mine"));
+}
+
+/// Plays steps of requests that repeat themselves, or never do, in which a draft token costs `token_ms` and a step 10
+/// ms besides. Returns the lengths that were chosen in the last steps.
+fn play(repeats: bool, token_ms: f64) -> Vec<u32> {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = rig(folder.path());
+    let requests: Vec<String> = (0..8).map(|number| format!("request {number}")).collect();
+    let mut texts: Vec<Vec<u32>> = Vec::new();
+    for (number, request) in (0..).zip(&requests) {
+        let prompt = text(number * 1_000, 40);
+        rig.begin(request, &prompt, None);
+        texts.push(prompt);
+    }
+    let step = PaddedStep {
+        lengths: vec![0, 4, 8],
+        prompt_tokens: 0,
+    };
+    let (mut chosen, mut withheld, mut length) = (Vec::new(), false, 0);
+    for number in 0..600u32 {
+        let mut parts = Vec::new();
+        for (at, request) in requests.iter().enumerate() {
+            let emitted = if repeats { length + 1 } else { 1 };
+            let known = texts[at].len();
+            let next = (0..emitted as usize).map(|more| match repeats {
+                true => texts[at][(known + more) % 40],
+                false => 1_000_000 + number * 8 + at as u32,
+            });
+            let next: Vec<u32> = next.collect();
+            rig.proposer.extend(request, &next);
+            texts[at].extend(next);
+            parts.push(PaddedPart {
+                request: request.clone(),
+                prompt_tokens: 0,
+                places: length,
+                emitted,
+            });
+        }
+        let seconds = (10.0 + token_ms * f64::from(8 * (1 + length))) / 1e3;
+        rig.proposer.observe_step(seconds, parts, withheld);
+        (length, withheld) = rig.proposer.length(&requests, &step);
+        if number >= 300 {
+            chosen.push(length);
+        }
+    }
+    chosen
+}
+
+#[test]
+fn drafts_are_long_where_they_pay_and_none_where_they_do_not() {
+    let share = |chosen: &[u32], wanted: u32| {
+        chosen.iter().filter(|length| **length == wanted).count() * 100 / chosen.len()
+    };
+    let repeating = play(true, 0.02);
+    assert!(share(&repeating, 8) >= 80, "{repeating:?}");
+    let novel = play(false, 1.0);
+    assert!(share(&novel, 0) >= 80, "{novel:?}");
+}
