@@ -34,31 +34,48 @@ class Store:
     def __init__(self, options):
         self.options, self.url = options, f"http://127.0.0.1:{free_port()}"
         section, self.keys = keys(options.refrain)
-        self.config = options.work / "attach.toml"
-        self.config.write_text(f"""{section}
+        self.section = section
+        self.config = self.configure(TENANT)
+        self.start()
+
+    def configure(self, tenant):
+        """The configuration with which namespaces of a tenant can be signed."""
+        config = self.options.work / f"attach-{tenant}.toml"
+        config.write_text(f"""{self.section}
 [draft_store]
 listen = "{self.url.removeprefix("http://")}"
-data_dir = "{options.work / "attach-data"}"
+data_dir = "{self.options.work / "attach-data"}"
 [gateway]
-anonymous_tenant = "{TENANT}"
+anonymous_tenant = "{tenant}"
 [[gateway.models]]
 id = "{PUBLIC}"
-files = "{options.model}"
+files = "{self.options.model}"
 """)
+        return config
+
+    def start(self):
         self.process = Process(
-            [options.refrain, "draft-store", "--config", self.config], options.work / "attach-store.log"
+            [self.options.refrain, "draft-store", "--config", self.config], self.options.work / "attach-store.log"
         )
 
     def ready(self):
         await_ready(self.process, self.url)
         return self
 
+    def token(self, tenant=TENANT):
+        return self.run("sign", "--config", self.configure(tenant), "--tenant", tenant, "--model", PUBLIC)
+
+    def erase(self, tenant):
+        """Erases the documents of a tenant. Returns how many."""
+        answer = self.run("erase", "--config", self.config, "--tenant", tenant, "--json")
+        return json.loads(answer)["documents"]
+
+    def run(self, *arguments):
+        command = [self.options.refrain, "store", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     def variables(self):
-        command = [
-            self.options.refrain, "store", "sign", "--config", self.config, "--tenant", TENANT, "--model", PUBLIC,
-        ]  # fmt: skip
-        token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        return {**plugin_variables(self.url, self.keys), "REFRAIN_CLIENT_TOKEN": token}
+        return {**plugin_variables(self.url, self.keys), "REFRAIN_CLIENT_TOKEN": self.token()}
 
 
 def plugin_variables(store_url, keys):

@@ -18,6 +18,7 @@ import faulty
 import schemas
 import tools
 import trainer
+import v2
 from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
 from mesh import TOKENS, Mesh, Stream, Table, check_disconnects, clear, compare, free_port, prompts
 
@@ -28,7 +29,7 @@ ENDLESS_TOKENS = 1500
 ENDLESS = {"logit_bias": {str(END_TOKEN): -100}}
 
 # Parts that start their engines themselves.
-OWN_ENGINES = {"attach": attach, "attached": attached, "trainer": trainer}
+OWN_ENGINES = {"attach": attach, "attached": attached, "trainer": trainer, "v2": v2}
 
 
 def same_tokens(table, engine, options, what, env):

@@ -111,6 +111,10 @@ struct State {
     last_number: u32,
     last_use: u64,
     last_part: u32,
+    /// Nothing changes on the devices until something is published.
+    is_settled: bool,
+    /// Segments were left out for want of room.
+    has_rest: bool,
     /// The segments on the devices, by number.
     loaded: BTreeMap<u32, Place>,
     /// The files of segments that steps in progress load, the oldest step first.
@@ -142,6 +146,8 @@ impl DeviceIndex {
     pub(crate) fn number(&self, namespace: NamespaceId) -> u32 {
         let state = &mut *self.state.lock();
         state.last_use += 1;
+        // Those of a namespace in use come before others.
+        state.is_settled &= !state.has_rest;
         if let Some(scope) = state.scopes.get_mut(&namespace) {
             scope.used = state.last_use;
             return scope.number;
@@ -150,6 +156,7 @@ impl DeviceIndex {
             let oldest = state.scopes.iter().min_by_key(|(_, scope)| scope.used);
             let oldest = oldest.map(|(id, _)| *id);
             oldest.and_then(|id| state.scopes.remove(&id));
+            state.is_settled = false;
         }
         state.last_number += 1;
         let scope = Scope {
@@ -161,10 +168,19 @@ impl DeviceIndex {
         state.last_number
     }
 
+    /// The number of a namespace that is in use. This is no use of it.
+    pub(crate) fn known_number(&self, namespace: NamespaceId) -> Option<u32> {
+        let state = self.state.lock();
+        state.scopes.get(&namespace).map(|scope| scope.number)
+    }
+
     /// The changes that the next step makes on all devices. Call [`has_loaded`](Self::has_loaded) once the step has
     /// loaded segments.
     pub(crate) fn take(&self) -> Vec<DeviceCommand> {
         let state = &mut *self.state.lock();
+        if state.is_settled {
+            return Vec::new();
+        }
         let mut scopes: Vec<&Scope> = state.scopes.values().collect();
         scopes.sort_by_key(|scope| std::cmp::Reverse(scope.used));
         let parts = scopes
@@ -187,6 +203,8 @@ impl DeviceIndex {
             }
             stays
         });
+        state.has_rest = fitting.len() < wanted.len();
+        state.is_settled = true;
         let mut files = Vec::new();
         let mut words_left = self.config.step_bytes_max / size_of::<u32>() as u64;
         for (namespace, part) in wanted {
@@ -196,10 +214,12 @@ impl DeviceIndex {
             }
             let Some(file) = part.file() else { continue };
             if part.words() > words_left && !files.is_empty() {
+                state.is_settled = false;
                 break;
             }
-            // Free words may lie in pieces that are too small. The part is tried again with every step.
+            // Free words may lie in pieces that are too small, until another segment goes.
             let Some(place) = arena.take(part.words()) else {
+                state.has_rest = true;
                 continue;
             };
             words_left = words_left.saturating_sub(part.words());
@@ -246,7 +266,10 @@ impl DeviceIndex {
 
     /// Sets the parts of a namespace, the most important first.
     fn publish(&self, namespace: NamespaceId, parts: Vec<Part>) {
-        if let Some(scope) = self.state.lock().scopes.get_mut(&namespace) {
+        let state = &mut *self.state.lock();
+        if let Some(scope) = state.scopes.get_mut(&namespace) {
+            let numbers = |parts: &[Part]| parts.iter().map(|part| part.number).collect::<Vec<_>>();
+            state.is_settled &= numbers(&scope.parts) == numbers(&parts);
             scope.parts = parts;
         }
     }

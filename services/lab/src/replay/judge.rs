@@ -4,10 +4,11 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
-use refrain_speculation::draft::{Candidate, DraftTree, ProposeParams, ProposeRules};
+use refrain_speculation::draft::{Candidate, DraftTree, Expansion, ProposeParams, ProposeRules};
 use refrain_speculation::router::{
     Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy as RouterPolicy,
     Priority, Prospect, Route, Router, RouterParams, Step, StepPart, Threshold, TrialParams,
+    UniformDraft,
 };
 use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::Token;
@@ -67,6 +68,8 @@ pub(crate) struct DraftChoice {
     pub(crate) found: Option<Candidate>,
     /// The expected probability that each drafted token is accepted.
     acceptance_probabilities: Vec<f32>,
+    /// Accepted tokens that the whole suffix draft was expected to bring.
+    predictability: f32,
     /// The router's offer, if it decided.
     offer: Option<Offer>,
 }
@@ -94,6 +97,17 @@ impl StepDraft {
     }
 }
 
+/// The lengths of drafts for which an engine has graphs, under `padded`.
+const LENGTHS: [u32; 6] = [0, 2, 4, 8, 16, 32];
+
+/// One length for all drafts of a step.
+#[derive(Clone, Copy, Default)]
+struct Length {
+    places: u32,
+    /// The guard holds drafts back.
+    is_withheld: bool,
+}
+
 /// A policy at work.
 pub(crate) struct Judge {
     judging: Judging,
@@ -101,6 +115,9 @@ pub(crate) struct Judge {
     router: Router<usize>,
     /// The guard holds drafts back in the step under way.
     withholds: bool,
+    /// Under `padded`: the length of the drafts in the step under way, and what was chosen for the next one.
+    length: Length,
+    next_length: Length,
     /// Nothing is drafted in steps of more requests than this.
     off_above_batch: Option<usize>,
     /// Drafted and accepted tokens of the head.
@@ -145,6 +162,8 @@ impl Judge {
             judging,
             router,
             withholds: false,
+            length: Length::default(),
+            next_length: Length::default(),
             off_above_batch: None,
             head: Acceptance::default(),
             positions: Positions::default(),
@@ -169,6 +188,10 @@ impl Judge {
         let price = self.router.draft_price(requests as u32);
         match self.judging.policy {
             Policy::Goodput => rules.for_router(price),
+            Policy::Padded => ProposeParams {
+                expansion: Expansion::Linear,
+                ..rules.padded()
+            },
             _ => rules.whole(requests, price),
         }
     }
@@ -195,6 +218,8 @@ impl Judge {
         if self.judging.policy == Policy::Mba {
             self.cut_by_mba(&mut requests);
         }
+        self.length = std::mem::take(&mut self.next_length);
+        self.withholds |= self.length.is_withheld;
         let mut room = self.judging.step_tokens_max.saturating_sub(batch);
         let frame = Frame {
             tokens: batch,
@@ -206,6 +231,9 @@ impl Judge {
             .into_iter()
             .map(|request| self.prospect(request, room))
             .collect();
+        if self.judging.policy == Policy::Padded && !is_off {
+            self.next_length = self.choose_length(&prospects, frame);
+        }
         let mut offers: HashMap<usize, Offer> = match is_routed {
             true => {
                 let numbered = prospects.iter().cloned().enumerate().collect();
@@ -225,11 +253,30 @@ impl Judge {
                 namespace: prospect.namespace,
                 acceptance_probabilities: self.acceptance_probabilities(&draft, &prospect),
                 draft,
+                predictability: prospect.path_probabilities.iter().sum(),
                 found: prospect.candidate,
                 offer,
             }
         };
         prospects.into_iter().enumerate().map(choose_one).collect()
+    }
+
+    /// The length of the next step's drafts, by those of this step.
+    fn choose_length(&self, prospects: &[Prospect<usize>], frame: Frame) -> Length {
+        if self.router.withholds(frame.batch, false) {
+            return Length {
+                places: 0,
+                is_withheld: true,
+            };
+        }
+        let drafts = prospects.iter().map(|prospect| UniformDraft {
+            path_probabilities: prospect.path_probabilities.clone(),
+        });
+        let drafts: Vec<UniformDraft> = drafts.collect();
+        Length {
+            places: self.router.uniform_length(&drafts, &LENGTHS, frame),
+            is_withheld: false,
+        }
     }
 
     /// Cuts all drafts to the length that Seer's rule gives the batch.
@@ -288,6 +335,12 @@ impl Judge {
             (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, Some(found)) => {
                 suffix_draft(found)
             }
+            (Policy::Padded, Some(found)) if self.length.places > 0 => {
+                let mut tree = found.tree.clone();
+                tree.truncate(self.length.places as usize);
+                StepDraft::Suffix(tree)
+            }
+            (Policy::Padded, _) => StepDraft::Plain,
             (Policy::Sam, None) if !head.is_absent() => head_draft(),
             (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, None) => StepDraft::Plain,
             (Policy::Score | Policy::Paper, _) => match self.route_by_score(found) {
@@ -341,7 +394,7 @@ impl Judge {
         for one in verified {
             let choice = &one.choice;
             load.requests += 1;
-            load.tokens += 1 + choice.draft.tokens();
+            load.tokens += 1 + self.places(&choice.draft);
             load.kv_tokens += one.context_tokens;
             for (node, probability) in (0..).zip(&choice.acceptance_probabilities) {
                 self.account.record(*probability, one.path.contains(&node));
@@ -368,7 +421,7 @@ impl Judge {
         let found = verified.iter().filter_map(|one| one.choice.found.as_ref());
         let found_tokens = found.map(|found| found.tree.len()).sum::<usize>();
         let step = Step {
-            items: verified.iter().map(item).collect(),
+            items: verified.iter().map(|one| self.item(one)).collect(),
             seconds: step_s + head_s,
             draft_seconds: head_s,
             compose_seconds: found_tokens as f64 * FIND_TOKEN_S,
@@ -378,6 +431,42 @@ impl Judge {
         self.router.observe(step);
         self.router.learn_step();
         step_s + head_s
+    }
+
+    /// Places of a request that are verified.
+    fn places(&self, draft: &StepDraft) -> usize {
+        draft.tokens().max(self.length.places as usize)
+    }
+
+    /// The item of a step that the router observes.
+    fn item(&self, verified: &VerifiedChoice) -> StepPart {
+        let choice = &verified.choice;
+        let draft_tokens = self.places(&choice.draft) as u32;
+        let (route, head) = match choice.draft {
+            StepDraft::Plain if draft_tokens > 0 => (Route::Suffix, None),
+            StepDraft::Plain => (Route::Plain, None),
+            StepDraft::Suffix(_) => (Route::Suffix, None),
+            StepDraft::Head(_) => {
+                let asked = HeadDraft {
+                    depth: draft_tokens,
+                    tokens_max: draft_tokens,
+                };
+                (Route::Fallback, Some(asked))
+            }
+        };
+        StepPart {
+            route: Some(route),
+            is_auto: true,
+            may_use_head: true,
+            predictability: choice.predictability,
+            context_tokens: 1,
+            text_tokens: verified.context_tokens as u32,
+            draft_tokens,
+            head,
+            head_drafted: head.map_or(0, |asked| asked.tokens_max),
+            read_tokens: 0,
+            emitted: Some(verified.emitted.len() as u32),
+        }
     }
 
     fn learn(&mut self, verified: &VerifiedChoice) {
@@ -414,39 +503,6 @@ fn offered(offer: &Offer) -> StepDraft {
         (Some(head), _) => StepDraft::Head(head.depth as usize),
         (None, Some(part)) => StepDraft::Suffix(part.tree.clone()),
         (None, None) => StepDraft::Plain,
-    }
-}
-
-/// The item of a step that the router observes.
-fn item(verified: &VerifiedChoice) -> StepPart {
-    let choice = &verified.choice;
-    let draft_tokens = choice.draft.tokens() as u32;
-    let (route, head) = match choice.draft {
-        StepDraft::Plain => (Route::Plain, None),
-        StepDraft::Suffix(_) => (Route::Suffix, None),
-        StepDraft::Head(_) => {
-            let asked = HeadDraft {
-                depth: draft_tokens,
-                tokens_max: draft_tokens,
-            };
-            (Route::Fallback, Some(asked))
-        }
-    };
-    StepPart {
-        route: Some(route),
-        is_auto: true,
-        may_use_head: true,
-        predictability: choice
-            .offer
-            .as_ref()
-            .map_or(0.0, |offer| offer.predictability),
-        context_tokens: 1,
-        text_tokens: verified.context_tokens as u32,
-        draft_tokens,
-        head,
-        head_drafted: head.map_or(0, |asked| asked.tokens_max),
-        read_tokens: 0,
-        emitted: Some(verified.emitted.len() as u32),
     }
 }
 

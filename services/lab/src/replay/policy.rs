@@ -21,6 +21,9 @@ pub enum Policy {
     Goodput,
     /// Suffix drafts of one length for the whole batch, by Seer's rule (MBA).
     Mba,
+    /// Chains of one length for the whole batch, all of whose places are verified, drafted or not, as in vLLM's Model
+    /// Runner V2. The length is chosen a step ahead, by what drafts are expected to bring and what steps take.
+    Padded,
     /// As --preset sam; the head drafts where no match is longer than four tokens.
     Sam,
     /// As --preset pld.

@@ -84,7 +84,9 @@ impl Setup {
         };
         let is_paper = policy == Policy::Paper;
         match policy {
-            Policy::Suffix | Policy::Score | Policy::Goodput | Policy::Mba => return setup,
+            Policy::Suffix | Policy::Score | Policy::Goodput | Policy::Mba | Policy::Padded => {
+                return setup;
+            }
             Policy::Paper => {
                 let params = changes.paper_params();
                 setup.serving.rules = ProposeRules {

@@ -62,6 +62,9 @@ impl Proposer {
         let mut news = Vec::new();
         for (namespace, statistics) in statistics.iter() {
             let Some(namespace) = namespace else { continue };
+            let Some(number) = device.known_number(*namespace) else {
+                continue;
+            };
             let known = told.entry(*namespace).or_default();
             if statistics.observations() < *known + VOTES_AFTER {
                 continue;
@@ -71,7 +74,7 @@ impl Proposer {
             let odds = scopes.into_iter().flat_map(|scope| {
                 (0..=depth).map(move |match_len| statistics.match_odds(scope, match_len))
             });
-            news.push((device.number(*namespace), odds.collect()));
+            news.push((number, odds.collect()));
         }
         told.retain(|namespace, _| statistics.contains(&Some(*namespace)));
         news

@@ -4,10 +4,11 @@ import numpy as np
 import torch
 
 from refrain_client.v2.index import DeviceIndex, Limits
+from refrain_client.v2.news import Place
 from refrain_client.v2.rows import Rows
 
 # Requests without a namespace, or of which the scheduler said nothing: those of vLLM's own warm-up.
-NOBODY = (-1, -1)
+NOWHERE = Place()
 
 
 class DeviceDrafter:
@@ -23,6 +24,8 @@ class DeviceDrafter:
         rows = req_states.max_num_reqs
         self.rows = Rows(self.limits, rows)
         self.index = DeviceIndex(self.limits, rows, req_states.max_model_len, places, device)
+        # By request id: its row.
+        self._rows = {}
         # By number of a segment: its slot in the table of segments, its place, and its length.
         self._loaded = {}
         self._free_slots = list(range(self.limits.segments_max))
@@ -43,15 +46,17 @@ class DeviceDrafter:
             self.take_news(news)
         began = {} if news is None else news.began
         for new in new_requests:
-            namespace, group = began.get(new.req_id, NOBODY)
-            row = self.req_states.req_id_to_index[new.req_id]
-            self.rows.begin(row, namespace, group, new.prompt_len)
+            place = began.get(new.req_id, NOWHERE)
+            # A request that gets more of its prompt gets another row without leaving the old one.
+            self.end(new.req_id)
+            row = self._rows[new.req_id] = self.req_states.req_id_to_index[new.req_id]
+            self.rows.begin(row, place.namespace, place.group, max(new.prompt_len - place.written, 0))
         table = self.rows.take()
         if table is not None:
             self.index.set_rows(table)
 
     def end(self, req_id):
-        row = self.req_states.req_id_to_index.get(req_id)
+        row = self._rows.pop(req_id, None)
         if row is not None:
             self.rows.end(row)
 

@@ -12,7 +12,7 @@ from refrain_client.followed import FollowedRequests
 from refrain_client.suffix import DRAIN_SECONDS
 from refrain_client.v2.index import DEPTH
 from refrain_client.v2.lengths import lengths_of
-from refrain_client.v2.news import StepNews
+from refrain_client.v2.news import Place, StepNews
 from refrain_client.v2.refusals import SCHEDULER, refuse
 from refrain_client.vllm import tokenizer_folder
 
@@ -35,7 +35,7 @@ class RefrainAsyncScheduler(AsyncScheduler):
         self.followed = FollowedRequests(self.drafts)
         self.groups = Groups()
         self.lengths = lengths_of(vllm_config)
-        # By request id: the numbers of its namespace and its group, and the most places that its own rules allow.
+        # By request id: where its drafts are, and the most places that its own rules allow.
         self.places = {}
         # Whether the guard holds back the drafts that the next step verifies.
         self.withholds = False
@@ -58,7 +58,7 @@ class RefrainAsyncScheduler(AsyncScheduler):
         super()._update_after_schedule(scheduler_output)
         places = scheduler_output.num_spec_tokens_to_schedule
         for req_id in scheduler_output.num_scheduled_tokens:
-            most = self.places[req_id][2] if req_id in self.places else places
+            most = self.places[req_id].places_max if req_id in self.places else places
             request = self.requests[req_id]
             if most < places and not request.is_prefill_chunk:
                 request.spec_token_ids = [-1] * most
@@ -79,11 +79,16 @@ class RefrainAsyncScheduler(AsyncScheduler):
     def _begin(self, request):
         self.followed.begin(request)
         req_id = request.request_id
-        namespace, most = self.drafts.place(req_id) or (None, self.num_spec_tokens)
+        namespace, places_max = self.drafts.place(req_id) or (None, self.num_spec_tokens)
         params = request.sampling_params
-        group = ((params.extra_args if params else None) or {}).get(PREFIX + "group")
-        number = -1 if namespace is None or group is None else self.groups.join(req_id, namespace, str(group))
-        self.places[req_id] = -1 if namespace is None else namespace, number, most
+        fields = (params.extra_args if params else None) or {}
+        group, written = fields.get(PREFIX + "group"), fields.get(PREFIX + "written")
+        self.places[req_id] = Place(
+            namespace=-1 if namespace is None else namespace,
+            group=-1 if namespace is None or group is None else self.groups.join(req_id, namespace, str(group)),
+            written=written if isinstance(written, int) else 0,
+            places_max=places_max,
+        )
 
     def _end_gone(self):
         for req_id in self.followed.end_gone(self.requests):
@@ -92,15 +97,16 @@ class RefrainAsyncScheduler(AsyncScheduler):
 
     def _length(self, scheduler_output):
         """The length of the drafts that this step makes, and the next one verifies."""
-        decoding, prompt_tokens = [], 0
+        decoding = []
         for req_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            if not self.requests[req_id].is_prefill_chunk:
+            request = self.requests[req_id]
+            # A request whose prompt this step does not read to its end samples nothing.
+            known = request.num_tokens + request.num_output_placeholders
+            if request.num_computed_tokens + tokens >= known:
                 decoding.append(req_id)
-            places = len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
-            prompt_tokens += max(tokens - places - 1, 0)
         if not decoding:
             return scheduler_output.num_spec_tokens_to_schedule
-        # A prompt that this step reads is read by then.
+        # The next step reads other prompts, of which nothing is known yet.
         length, self.withholds = self.drafts.length(decoding, self.lengths, 0)
         return length
 
@@ -110,7 +116,7 @@ class RefrainAsyncScheduler(AsyncScheduler):
         return StepNews(
             commands=self.drafts.device_commands(),
             odds=self.drafts.match_odds(DEPTH) if self.steps % ODDS_EVERY_STEPS == 0 else [],
-            began={new.req_id: self.places[new.req_id][:2] for new in scheduler_output.scheduled_new_reqs},
+            began={new.req_id: self.places[new.req_id] for new in scheduler_output.scheduled_new_reqs},
         )
 
     def _observe(self, scheduler_output, before):

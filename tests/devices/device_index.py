@@ -20,7 +20,7 @@ from client import PROMPT, WithMesh, wait_until
 from refrain_client.v2 import kernels, plugin, refusals
 from refrain_client.v2.drafter import DeviceDrafter
 from refrain_client.v2.index import DeviceIndex, Limits
-from refrain_client.v2.news import StepNews
+from refrain_client.v2.news import Place, StepNews
 from refrain_client.v2.rows import Rows
 
 PLACES = 6
@@ -323,7 +323,7 @@ class DrafterTest(unittest.TestCase):
     def test_requests_get_and_leave_rows_with_the_news_of_their_step(self):
         states = States(4)
         drafter = DeviceDrafter(states, PLACES, 4_000, "cpu", **SMALL)
-        news = StepNews(began={"a": (1, 2), "b": (1, 2)})
+        news = StepNews(began={"a": Place(1, 2), "b": Place(1, 2)})
         new = [self.new_request("a", [1, 2, 3], states, 0), self.new_request("b", [9, 2, 3], states, 1)]
         drafter.take_step(new, news)
         states.set(0, [1, 2, 3, 40, 41])
@@ -350,7 +350,7 @@ class DrafterTest(unittest.TestCase):
             states = States(4, device)
             drafter = DeviceDrafter(states, PLACES, 4_000, device, **SMALL)
             states.req_id_to_index["a"] = 0
-            drafter.take_step([Namespace(req_id="a", prompt_len=3)], StepNews(began={"a": (1, -1)}))
+            drafter.take_step([Namespace(req_id="a", prompt_len=3)], StepNews(began={"a": Place(1)}))
             drafter.index.load(0, 1, 0, *segment([(0, [1, 2, 3])]))
             drafter.index.set_odds(1, [0.5] * kernels.KINDS * (DEPTH + 1))
             rows = torch.zeros(1, dtype=torch.int64, device=device)
@@ -426,7 +426,7 @@ class OnDevicesTest(WithMesh):
         states.req_id_to_index["again"] = 0
         states.set(0, [*PROMPT, 100, 101])
         drafter.take_step(
-            [Namespace(req_id="again", prompt_len=len(PROMPT))], StepNews(began={"again": (namespace, -1)})
+            [Namespace(req_id="again", prompt_len=len(PROMPT))], StepNews(began={"again": Place(namespace)})
         )
         one = torch.ones(1, dtype=torch.int32)
 
