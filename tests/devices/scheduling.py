@@ -23,15 +23,11 @@ class Request:
         self.request_id, self.num_prompt_tokens, self.tokens_max = req_id, len(prompt), tokens_max
         self.all_token_ids, self.spec_token_ids = list(prompt), []
         self.sampling_params = Namespace(extra_args=fields)
-        self.is_prefill_chunk, self.reason, self.num_output_placeholders = False, None, 0
+        self.reason = None
 
     @property
     def num_tokens(self):
         return len(self.all_token_ids)
-
-    @property
-    def num_computed_tokens(self):
-        return self.num_tokens - 1
 
     def is_finished(self):
         return self.reason is not None
@@ -49,6 +45,10 @@ class FakeScheduler:
 
     def __init__(self, vllm_config):
         self.requests, self.waiting, self.num_spec_tokens = {}, [], 8
+
+    @property
+    def running(self):
+        return list(self.requests.values())
 
     def schedule(self):
         new, self.waiting = self.waiting, []
@@ -183,11 +183,14 @@ class SchedulerTest(WithMesh):
         lengths = set()
         for number in range(40):
             output = scheduler.schedule()
-            lengths.add(output.num_spec_tokens_to_schedule)
-            self.assertEqual(scheduler.requests["none"].spec_token_ids, [])
-            self.assertIn(len(scheduler.requests["free"].spec_token_ids), scheduler.lengths)
+            # All places are drafted, and the next step chooses how many it verifies.
+            self.assertEqual(output.num_spec_tokens_to_schedule, 8)
+            verified = output.scheduled_spec_decode_tokens
+            self.assertNotIn("none", verified)
+            lengths.add(len(verified.get("free", ())))
             scheduler.update_from_output(output, {"free": [number % 7 + 10], "none": [number + 100]})
         self.assertLessEqual(lengths, set(scheduler.lengths))
+        self.assertIn(8, lengths)
 
     def test_groups_have_numbers_while_their_requests_run(self):
         scheduler = self.scheduler

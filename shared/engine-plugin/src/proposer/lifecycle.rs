@@ -196,10 +196,7 @@ impl Proposer {
             ("refused_fields", refused(FIELDS)),
             ("paused_tokens", counted(metrics.paused_tokens.get())),
             ("reading_tokens", counted(metrics.reading_tokens.get())),
-            (
-                "device_tokens",
-                self.device.as_ref().map_or(0, |device| device.tokens()),
-            ),
+            ("device_tokens", counted(metrics.device_tokens.get())),
             ("documents", documents),
             ("tokens", tokens),
             // Whether everything that the store has of the configured namespace is here.
@@ -213,9 +210,6 @@ impl Proposer {
     /// All metrics in the text format of Prometheus.
     pub fn metrics(&self) -> String {
         self.replica.observe();
-        if let Some(device) = &self.device {
-            self.metrics.device_tokens.set(device.tokens() as i64);
-        }
         String::from_utf8_lossy(&self.registry.render()).into_owned()
     }
 

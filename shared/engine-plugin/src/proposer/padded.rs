@@ -38,8 +38,14 @@ impl Proposer {
 
     /// The changes of the texts on the devices, which the next step makes on all of them.
     pub fn device_commands(&self) -> Vec<DeviceCommand> {
-        let device = self.device.as_ref();
-        device.map_or_else(Vec::new, |device| device.take())
+        let Some(device) = &self.device else {
+            return Vec::new();
+        };
+        let commands = device.take();
+        if !commands.is_empty() {
+            self.metrics.device_tokens.set(device.tokens() as i64);
+        }
+        commands
     }
 
     /// Takes into account that all devices carried out the commands of the oldest step that loaded texts.

@@ -3,7 +3,7 @@
 import inspect
 import sys
 
-from refrain_client.v2.refusals import SCHEDULER, refuse
+from refrain_client.v2.refusals import SCHEDULER, has_head, refuse
 
 # The parameters of `propose` in the versions of vLLM that were tested.
 PROPOSE = (
@@ -55,10 +55,11 @@ def speculator(vllm_config, device, req_states):
         why_not = "this version of vLLM calls speculators in another way than the tested ones"
     if why_not:
         raise ValueError(f"{SCHEDULER}: {why_not}")
-    has_head = not vllm_config.speculative_config.use_ngram()
-    if has_head:
+    if has_head(vllm_config):
         make_dense(req_states)
-    kind = speculators.RefrainEagleSpeculator if has_head else speculators.RefrainSpeculator
+        kind = speculators.RefrainEagleSpeculator
+    else:
+        kind = speculators.RefrainSpeculator
     made = kind(vllm_config, device, req_states)
     tell_of_requests(sys.modules[RUNNER].GPUModelRunner)
     return made

@@ -5,7 +5,13 @@ from refrain_client.lossless import LOSSLESS_RULES
 SCHEDULER = "RefrainAsyncScheduler"
 # Versions of vLLM that were tested.
 VERSIONS = ("0.32.", "0.33.")
-METHODS = ("ngram", "ngram_gpu", "eagle3")
+HEADS = ("eagle3",)
+METHODS = ("ngram", "ngram_gpu", *HEADS)
+
+
+def has_head(vllm_config):
+    """Whether the engine has a head, beside which the device index drafts."""
+    return vllm_config.speculative_config.method in HEADS
 
 
 def refuse(vllm_config):

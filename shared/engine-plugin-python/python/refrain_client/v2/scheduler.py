@@ -13,7 +13,7 @@ from refrain_client.suffix import DRAIN_SECONDS
 from refrain_client.v2.index import DEPTH
 from refrain_client.v2.lengths import lengths_of
 from refrain_client.v2.news import Place, StepNews
-from refrain_client.v2.refusals import SCHEDULER, refuse
+from refrain_client.v2.refusals import SCHEDULER, has_head, refuse
 from refrain_client.vllm import tokenizer_folder
 
 # Steps between two questions for what matches are worth.
@@ -35,14 +35,21 @@ class RefrainAsyncScheduler(AsyncScheduler):
         self.followed = FollowedRequests(self.drafts)
         self.groups = Groups()
         self.lengths = lengths_of(vllm_config)
+        self.has_head = has_head(vllm_config)
         # By request id: where its drafts are, and the most places that its own rules allow.
         self.places = {}
-        # Whether the guard holds back the drafts that the next step verifies.
+        # Whether the guard holds back the drafts whose length was chosen last.
         self.withholds = False
         self.steps = 0
         self.last_output_at = 0.0
 
     def schedule(self, *others, **named):
+        if not self.has_head:
+            # The drafts of the step in progress have all places. How many of them this step verifies is chosen now.
+            decoding = [request for request in self.running if request.spec_token_ids]
+            places = self._length(decoding)
+            for request in decoding:
+                request.spec_token_ids = [-1] * self._within(request, places)
         withheld = self.withholds
         output = super().schedule(*others, **named)
         output.refrain = self._news(output)
@@ -54,14 +61,17 @@ class RefrainAsyncScheduler(AsyncScheduler):
         for new in scheduler_output.scheduled_new_reqs:
             if new.req_id not in self.followed:
                 self._begin(self.requests[new.req_id])
-        scheduler_output.num_spec_tokens_to_schedule = self._length(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = self.num_spec_tokens
+        if self.has_head:
+            # Each place costs a pass of the head, so it drafts only what the next step verifies.
+            decoding = [self.requests[id] for id in scheduler_output.num_scheduled_tokens]
+            scheduler_output.num_spec_tokens_to_schedule = self._length(decoding)
         super()._update_after_schedule(scheduler_output)
-        places = scheduler_output.num_spec_tokens_to_schedule
-        for req_id in scheduler_output.num_scheduled_tokens:
-            most = self.places[req_id].places_max if req_id in self.places else places
-            request = self.requests[req_id]
-            if most < places and not request.is_prefill_chunk:
-                request.spec_token_ids = [-1] * most
+        if self.has_head:
+            for req_id in scheduler_output.num_scheduled_tokens:
+                request = self.requests[req_id]
+                if request.spec_token_ids:
+                    request.spec_token_ids = [-1] * self._within(request, len(request.spec_token_ids))
 
     def update_from_output(self, scheduler_output, model_runner_output):
         before = {}
@@ -95,20 +105,18 @@ class RefrainAsyncScheduler(AsyncScheduler):
             self.places.pop(req_id, None)
             self.groups.leave(req_id)
 
-    def _length(self, scheduler_output):
-        """The length of the drafts that this step makes, and the next one verifies."""
-        decoding = []
-        for req_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests[req_id]
-            # A request whose prompt this step does not read to its end samples nothing.
-            known = request.num_tokens + request.num_output_placeholders
-            if request.num_computed_tokens + tokens >= known:
-                decoding.append(req_id)
+    def _length(self, decoding):
+        """The length of the drafts of a step that decodes for these requests."""
         if not decoding:
-            return scheduler_output.num_spec_tokens_to_schedule
-        # The next step reads other prompts, of which nothing is known yet.
-        length, self.withholds = self.drafts.length(decoding, self.lengths, 0)
+            return self.num_spec_tokens
+        # Prompts that the step reads are not known yet.
+        length, self.withholds = self.drafts.length([request.request_id for request in decoding], self.lengths, 0)
         return length
+
+    def _within(self, request, places):
+        """So many places, or those that a request's own rules allow."""
+        place = self.places.get(request.request_id)
+        return places if place is None else min(places, place.places_max)
 
     def _news(self, scheduler_output):
         self.steps += 1
