@@ -30,7 +30,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use refrain_protocol::usage::{Period, hour_of};
 
-use crate::logs::{LogTokenizer, Logs, tokenizer};
+use crate::logs::{LogTokenizer, Logs};
 use crate::progress::ProgressLine;
 use crate::replay::{ReplayProgress, run_in_parallel};
 use crate::text_table::print_report;
@@ -91,7 +91,7 @@ pub fn run(
     let options = &options.settled();
     options.check()?;
     let setups = options.setups()?;
-    let tokenizer = tokenizer(options.tokenizer.as_deref())?;
+    let tokenizer = options.tokenizer.load()?;
     let mut sampler = Sampler::new(options.rows, options.docs, options.sample_tokens);
     let mut logs = Logs::open(&options.logs, tokenizer.clone())?;
     while let Some(call) = logs.next_logged()? {
@@ -131,7 +131,7 @@ pub fn run(
         })
         .collect();
     // Tokens that the log has itself can be shown only by the model's own tokenizer.
-    let is_shown = !options.private && (logs.has_texts() || options.tokenizer.is_some());
+    let is_shown = !options.private && (logs.has_texts() || options.tokenizer.tokenizer.is_some());
     let shown = is_shown.then(|| passages(&rows, &tokenizer));
     Ok(AnalyzeReport::new(
         &rows,
@@ -154,14 +154,15 @@ fn passages(rows: &[(Row<'_>, Repeats)], tokenizer: &LogTokenizer) -> Vec<Passag
     };
     let found = [Origin::Session, Origin::Group, Origin::Others, Origin::Call].into_iter();
     let found = found.filter_map(best).take(PASSAGES);
-    let shown = found.map(|(_, workload, passage)| PassageReport {
-        row: workload.name(),
-        origin: passage.of,
-        parts: passage
-            .parts
-            .iter()
-            .map(|(origin, tokens)| (*origin, tokenizer.decode(tokens)))
-            .collect(),
+    let shown = found.filter_map(|(_, workload, passage)| {
+        let parts = passage.parts.iter();
+        let parts = parts.map(|(origin, tokens)| anyhow::Ok((*origin, tokenizer.decode(tokens)?)));
+        Some(PassageReport {
+            row: workload.name(),
+            origin: passage.of,
+            // A server may have gone. The figures are worth more than a passage.
+            parts: parts.collect::<Result<_, _>>().ok()?,
+        })
     });
     shown.collect()
 }

@@ -3,7 +3,8 @@
 //! A log is one or several files, folders, or `-` for standard input, plain or compressed with gzip or zstd.
 //! `pieces` and `texts` cut a file into records, and `record` finds the calls in a record by the shapes of requests
 //! and responses (`shapes`), so that a tool that nobody thought of is read as well. `names` finds sessions, tenants
-//! and times, `turns` writes messages as a prompt, and `encoder` turns text into tokens.
+//! and times, `turns` writes messages as a prompt, and `encoder` turns text into tokens by a
+//! `tokenizer`.
 //!
 //! Files are read on a thread of their own, beside the one that turns text into tokens. Records that cannot be used
 //! are left out and counted: [`LogSummary`] tells why. Nothing here says a text of the log.
@@ -19,6 +20,7 @@ mod names;
 mod pieces;
 mod python;
 mod record;
+mod remote_tokenizer;
 mod shapes;
 mod source;
 mod spans;
@@ -28,9 +30,10 @@ mod summary;
 mod tests;
 mod texts;
 mod thread;
+mod tokenizer;
 mod turns;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::bail;
@@ -41,10 +44,11 @@ use source::Files;
 
 pub(crate) use call::{LoggedCall, RecordedCall};
 pub use call_reader::{CallReader, TokenCall};
-pub(crate) use encoder::LogTokenizer;
 pub use source::ReadProgress;
 pub(crate) use source::{is_stdin, open, unreadable};
 pub use summary::{FormCount, LeftOut, LogSummary};
+pub(crate) use tokenizer::LogTokenizer;
+pub use tokenizer::TokenizerOptions;
 
 /// Calls that are read ahead.
 const AHEAD_MAX: usize = 64;
@@ -171,14 +175,6 @@ impl Iterator for Logs {
         let call = self.next_logged().transpose()?;
         Some(call.and_then(|call| self.encoded(call)))
     }
-}
-
-/// The tokenizer of this file or folder, or the approximate one if none is named.
-///
-/// # Errors
-/// A file that cannot be read or is no tokenizer.
-pub(crate) fn tokenizer(path: Option<&Path>) -> anyhow::Result<LogTokenizer> {
-    path.map_or_else(|| Ok(LogTokenizer::default()), LogTokenizer::load)
 }
 
 fn read_all(

@@ -43,7 +43,7 @@ mod window;
 use anyhow::ensure;
 use parking_lot::Mutex;
 
-use crate::logs::{LogSummary, Logs, RecordedCall, is_stdin, tokenizer};
+use crate::logs::{LogSummary, Logs, RecordedCall, is_stdin};
 use crate::progress::ProgressLine;
 use crate::text_table::print_report;
 
@@ -117,7 +117,7 @@ pub fn run(
         !read_twice,
         "a replay reads its traces several times: name a file instead of `-`"
     );
-    let tokenizer = tokenizer(options.tokenizer.as_deref())?;
+    let tokenizer = options.tokenizer.load()?;
     let setup = options.setup()?;
     let runs = runs(options);
     // Policies with a memory take longest, so they begin first.

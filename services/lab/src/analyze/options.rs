@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::alpha::ALPHAS;
 use super::entropy::ENTROPY_BANDS;
+use crate::logs::TokenizerOptions;
 use crate::replay::{DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, once};
 
 /// The number of requests at once that the answer is about, where it is among the given ones.
@@ -24,9 +25,10 @@ pub struct AnalyzeOptions {
     /// Logs of calls: files, folders, or `-`. docs/logs.md lists the forms. Each workload and tenant gets a row.
     #[arg(required = true, value_name = "LOG")]
     pub logs: Vec<PathBuf>,
-    /// Tokenizer for logs that hold text.
-    #[arg(long, value_name = "TOKENIZER.JSON")]
-    pub tokenizer: Option<PathBuf>,
+    /// How texts become tokens.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tokenizer: TokenizerOptions,
     /// Models of the engine's step times: presets or files, as for `refrain replay`. The answer is about the first.
     #[arg(
         long,

@@ -8,8 +8,9 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::call::{LoggedCall, RecordedCall};
-use super::encoder::{Encoder, LogTokenizer};
+use super::encoder::Encoder;
 use super::record::RecordReader;
+use super::tokenizer::LogTokenizer;
 use crate::approximate_tokenizer::ApproximateTokenizer;
 
 /// Finds the calls in records. Each record is read by itself, whatever came before it.

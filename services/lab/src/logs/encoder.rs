@@ -1,71 +1,19 @@
 //! Turns the text of calls into tokens.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
 use lru::LruCache;
 use refrain_suffix_index::Token;
-use refrain_tokenization::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::call::{Content, LoggedCall, RecordedCall};
-use crate::approximate_tokenizer::ApproximateTokenizer;
+use super::tokenizer::LogTokenizer;
 
 /// Pieces of prompts whose tokens are kept: conversations repeat all that stood before.
 const PIECES_MAX: usize = 1 << 16;
 /// Their tokens together.
 const TOKENS_MAX: usize = 16 << 20;
-
-/// Turns text into tokens.
-#[derive(Clone)]
-pub(crate) enum LogTokenizer {
-    /// The model's own tokenizer.
-    Own(Arc<Tokenizer>),
-    /// One that needs no vocabulary.
-    Approximate(Arc<ApproximateTokenizer>),
-}
-
-impl Default for LogTokenizer {
-    fn default() -> Self {
-        LogTokenizer::Approximate(Arc::default())
-    }
-}
-
-impl LogTokenizer {
-    /// The tokenizer in this file, or in the folder of a model.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is no tokenizer.
-    pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
-        let path = match path.is_dir() {
-            true => &path.join("tokenizer.json"),
-            false => path,
-        };
-        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        let tokenizer =
-            Tokenizer::from_bytes(&bytes).with_context(|| path.display().to_string())?;
-        Ok(LogTokenizer::Own(Arc::new(tokenizer)))
-    }
-
-    /// The tokens of a text. One that `is_beginning` has the tokens that begin a sequence.
-    fn encode(&self, text: &str, is_beginning: bool) -> anyhow::Result<Vec<Token>> {
-        Ok(match self {
-            LogTokenizer::Own(tokenizer) if is_beginning => tokenizer.encode_sequence(text)?,
-            LogTokenizer::Own(tokenizer) => tokenizer.encode(text)?,
-            LogTokenizer::Approximate(tokenizer) => tokenizer.encode(text),
-        })
-    }
-
-    /// The text of tokens.
-    pub(crate) fn decode(&self, tokens: &[Token]) -> String {
-        match self {
-            LogTokenizer::Own(tokenizer) => tokenizer.decode(tokens),
-            LogTokenizer::Approximate(tokenizer) => tokenizer.decode(tokens),
-        }
-    }
-}
 
 /// Turns calls with text into calls with tokens.
 pub(super) struct Encoder {
@@ -73,7 +21,7 @@ pub(super) struct Encoder {
     /// Whether it turned a text into tokens.
     has_encoded: bool,
     /// Tokens of pieces of prompts, by their digest.
-    known: LruCache<u128, Vec<Token>>,
+    known: LruCache<u128, Arc<[Token]>>,
     known_tokens: usize,
     /// Length of the texts that were outputs, and their tokens: what a count is estimated from.
     encoded_bytes: u64,
@@ -102,28 +50,22 @@ impl Encoder {
         self.has_encoded && matches!(self.tokenizer, LogTokenizer::Approximate(_))
     }
 
-    fn encode(&mut self, text: &str, is_beginning: bool) -> anyhow::Result<Vec<Token>> {
-        self.has_encoded = true;
-        self.tokenizer.encode(text, is_beginning)
+    fn encode_all(&mut self, texts: &[(&str, bool)]) -> anyhow::Result<Vec<Vec<Token>>> {
+        self.has_encoded |= !texts.is_empty();
+        self.tokenizer.encode_all(texts)
     }
 
     /// The call with tokens.
     pub(super) fn recorded(&mut self, call: LoggedCall) -> anyhow::Result<RecordedCall> {
         let prompt = match call.prompt {
             Content::Tokens(tokens) => tokens,
-            Content::Text(pieces) => {
-                let mut tokens = Vec::new();
-                for (at, piece) in pieces.iter().enumerate() {
-                    self.append_piece(&mut tokens, piece, at == 0)?;
-                }
-                tokens
-            }
+            Content::Text(pieces) => self.prompt_tokens(&pieces)?,
         };
         let output = match call.output {
             Content::Tokens(tokens) => tokens,
             Content::Text(pieces) => {
                 let text = pieces.concat();
-                let tokens = self.encode(&text, false)?;
+                let tokens = self.encode_all(&[(&text, false)])?.concat();
                 self.encoded_bytes += text.len() as u64;
                 self.encoded_tokens += tokens.len() as u64;
                 tokens
@@ -136,21 +78,34 @@ impl Encoder {
         })
     }
 
-    fn append_piece(
-        &mut self,
-        tokens: &mut Vec<Token>,
-        piece: &str,
-        is_beginning: bool,
-    ) -> anyhow::Result<()> {
-        let key = xxh3_128(piece.as_bytes()) ^ u128::from(is_beginning);
-        if let Some(known) = self.known.get(&key) {
-            tokens.extend_from_slice(known);
-            return Ok(());
+    fn prompt_tokens(&mut self, pieces: &[Arc<str>]) -> anyhow::Result<Vec<Token>> {
+        let mut parts = Vec::with_capacity(pieces.len());
+        let mut missing = Vec::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            let is_beginning = at == 0;
+            let key = xxh3_128(piece.as_bytes()) ^ u128::from(is_beginning);
+            let known = self.known.get(&key).cloned();
+            if known.is_none() {
+                missing.push((&**piece, is_beginning));
+            }
+            parts.push((key, known));
         }
-        let encoded = self.encode(piece, is_beginning)?;
-        tokens.extend_from_slice(&encoded);
-        self.known_tokens += encoded.len();
-        if let Some((_, replaced)) = self.known.push(key, encoded) {
+        let mut encoded = self.encode_all(&missing)?.into_iter();
+        let mut tokens = Vec::new();
+        for (key, known) in parts {
+            let part = known.unwrap_or_else(|| {
+                let part: Arc<[Token]> = encoded.next().unwrap_or_default().into();
+                self.keep(key, part.clone());
+                part
+            });
+            tokens.extend_from_slice(&part);
+        }
+        Ok(tokens)
+    }
+
+    fn keep(&mut self, key: u128, tokens: Arc<[Token]>) {
+        self.known_tokens += tokens.len();
+        if let Some((_, replaced)) = self.known.push(key, tokens) {
             self.known_tokens -= replaced.len();
         }
         while self.known_tokens > TOKENS_MAX
@@ -158,7 +113,6 @@ impl Encoder {
         {
             self.known_tokens -= oldest.len();
         }
-        Ok(())
     }
 
     /// How many tokens an output has, and whether that is estimated from its length.

@@ -9,7 +9,7 @@ use anyhow::ensure;
 use super::generated::Kind;
 use super::needs::Needs;
 use super::options::PaperOptions;
-use crate::logs::{Logs, RecordedCall, tokenizer};
+use crate::logs::{Logs, RecordedCall};
 use crate::progress::ProgressLine;
 
 /// The input of an experiment.
@@ -33,7 +33,7 @@ impl<'a> Input<'a> {
     /// Reads what the experiment needs.
     pub(super) fn read(options: &'a PaperOptions, needs: Needs) -> anyhow::Result<Self> {
         options.check()?;
-        let tokenizer = tokenizer(options.tokenizer.as_deref())?;
+        let tokenizer = options.tokenizer.load()?;
         let docs = options.docs.unwrap_or(usize::MAX);
         let read = |paths: &[PathBuf]| -> anyhow::Result<Vec<RecordedCall>> {
             let mut calls = Vec::new();

@@ -6,6 +6,8 @@ use anyhow::ensure;
 use clap::Args;
 use serde::Serialize;
 
+use crate::logs::TokenizerOptions;
+
 /// Most seeds of a command.
 const SEEDS_MAX: u64 = 1_000;
 
@@ -21,9 +23,10 @@ pub struct PaperOptions {
     /// Recorded calls that are known from the start and not measured.
     #[arg(long, value_name = "TRACE", requires = "traces")]
     pub warm: Vec<PathBuf>,
-    /// Tokenizer for traces that hold text.
-    #[arg(long, value_name = "TOKENIZER.JSON")]
-    pub tokenizer: Option<PathBuf>,
+    /// How texts become tokens.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tokenizer: TokenizerOptions,
     /// Use at most this many calls of each trace, and of those that are generated or drawn.
     #[arg(long, value_name = "N")]
     pub docs: Option<usize>,

@@ -17,6 +17,7 @@ use super::presets::{Preset, PresetChanges};
 use super::setup::{Setup, worker_rules};
 use super::source::ReplaySource;
 use super::sweep::Sweep;
+use crate::logs::TokenizerOptions;
 
 /// The traces to replay, and the settings. Defaults of drafts are those of a worker.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -31,9 +32,10 @@ pub struct ReplayOptions {
     /// Know only the first N of the --warm calls.
     #[arg(long, value_name = "N", requires = "warm")]
     pub warm_docs: Option<usize>,
-    /// Tokenizer for traces that hold text.
-    #[arg(long, value_name = "TOKENIZER.JSON")]
-    pub tokenizer: Option<PathBuf>,
+    /// How texts become tokens.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tokenizer: TokenizerOptions,
     /// Replay at most this many calls.
     #[arg(long, value_name = "N")]
     pub docs: Option<usize>,

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::presets::WorkloadPreset;
 use super::shape::Shape;
+use crate::logs::TokenizerOptions;
 use crate::replay::DEFAULT_ENGINE_MODEL;
 
 /// Most seeds of a command: all reports are held until the means are taken.
@@ -21,9 +22,10 @@ pub struct SimulateOptions {
     /// trace or preset, lengths are drawn.
     #[arg(value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Tokenizer for traces that hold text.
-    #[arg(long, value_name = "TOKENIZER.JSON")]
-    pub tokenizer: Option<PathBuf>,
+    /// How texts become tokens.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tokenizer: TokenizerOptions,
     /// Seer's workloads, with drawn lengths; each is simulated by itself.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "traces")]
     pub presets: Vec<WorkloadPreset>,

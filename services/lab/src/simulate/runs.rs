@@ -14,7 +14,7 @@ use super::report::{KvBounds, RunReport, Scheduled, SimulateReport, WorkloadRepo
 use super::shape::Shape;
 use super::token_drafts::{DraftSettings, TokenDrafts};
 use super::workload::Workload;
-use crate::logs::{Logs, RecordedCall, tokenizer};
+use crate::logs::{Logs, RecordedCall};
 use crate::replay::{EngineModel, ReplayProgress, once, run_in_parallel};
 
 /// Simulates everything that the options compare, with one seed.
@@ -102,7 +102,7 @@ impl Inputs {
             let workload = Workload::drawn("drawn".to_owned(), &shape, options);
             return Ok(vec![Input::new(shape, workload, None)?]);
         }
-        let tokenizer = tokenizer(options.tokenizer.as_deref())?;
+        let tokenizer = options.tokenizer.load()?;
         for path in &options.traces {
             let name = path.file_name().unwrap_or(path.as_os_str());
             let name = name.to_string_lossy().into_owned();

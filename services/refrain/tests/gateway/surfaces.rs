@@ -1,6 +1,9 @@
 //! The routes beside chats and text completions: Messages, Responses, tokens, health, CORS.
 
+use std::path::Path;
+
 use refrain_gateway::GatewayConfig;
+use refrain_tokenization::testing::byte_level_files;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
@@ -154,6 +157,55 @@ async fn tokens_are_counted_as_an_answer_counts_them() {
     // Nothing was generated for it.
     assert_eq!(bench.mesh.log().chunks.len(), 1);
     assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
+}
+
+/// A report of `refrain analyze` on two calls, or what it says.
+async fn analyzed(tokenizer: &str, key: &str) -> Result<Value, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("calls.jsonl");
+    let call = json!({"prompt": "say <|im_end|> twice", "output": "It is here again. ".repeat(11)});
+    std::fs::write(&log, format!("{call}\n{call}\n")).unwrap();
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_refrain"));
+    command.env("REFRAIN_API_KEY", key);
+    command.args(["analyze", "--json", "--concurrency", "1", "--tokenizer"]);
+    let output = command.args([Path::new(tokenizer), &log]).output().await;
+    let output = output.unwrap();
+    match output.status.success() {
+        true => Ok(serde_json::from_slice(&output.stdout).unwrap()),
+        false => Err(String::from_utf8(output.stderr).unwrap()),
+    }
+}
+
+#[tokio::test]
+async fn logs_are_read_by_the_tokenizer_of_a_gateway() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokenizer.json");
+    std::fs::write(&file, byte_level_files().tokenizer_json).unwrap();
+    let by_file = analyzed(file.to_str().unwrap(), "").await.unwrap();
+    assert!(by_file["passages"][0].is_object(), "{by_file}");
+    let bench = Bench::new().await;
+    for url in [&bench.url, &format!("{}/v1/", bench.url)] {
+        let by_url = analyzed(url, "sk-acme").await.unwrap();
+        for figures in ["passages", "rows", "speeds", "tokens_read"] {
+            assert_eq!(by_url[figures], by_file[figures], "{figures}");
+        }
+    }
+    let nothing = "http://127.0.0.1:1".to_owned();
+    for (url, key, wanted) in [
+        (&bench.url, "sk-wrong", "REFRAIN_API_KEY"),
+        (&nothing, "", "a running gateway"),
+        (
+            &format!("{}/nothing", bench.url),
+            "sk-acme",
+            "POST /tokenize",
+        ),
+    ] {
+        let said = analyzed(url, key).await.unwrap_err();
+        assert!(
+            said.contains(wanted) && said.contains("--tokenizer http"),
+            "{said}"
+        );
+    }
 }
 
 #[tokio::test]
