@@ -235,8 +235,10 @@ def langfuse_sdk():
 
     def view(kind, name, given, output, parent=None):
         at = datetime(2026, 11, 29, 10, tzinfo=timezone.utc)
+        is_call = kind == "GENERATION"
         known = {"id": name.replace(" ", "-"), "trace_id": "t1", "type": kind, "name": name, "start_time": at,
-                 "end_time": at.replace(second=2), "provided_model_name": server.MODEL if kind == "GENERATION" else None,
+                 "completion_start_time": at.replace(microsecond=500_000) if is_call else None,
+                 "end_time": at.replace(second=2), "provided_model_name": server.MODEL if is_call else None,
                  "input": given, "output": output, "parent_observation_id": parent, "level": "DEFAULT",
                  "environment": "default", "usage_details": {"input": 20, "output": 8}, "project_id": "shop",
                  "created_at": at, "updated_at": at}

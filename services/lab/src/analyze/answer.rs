@@ -193,13 +193,23 @@ impl Facts<'_> {
     fn details(&self) -> Vec<String> {
         let speed = self.speed;
         let mut details = Vec::new();
-        let shares = speed.decoding_share.zip(speed.decoding_share_without_reuse);
-        details.push(match shares.zip(speed.whole_call) {
-            Some(((reused, whole), range)) => format!(
-                "By the model, decoding takes {} of a call's time where the engine reuses prefixes of prompts, and {} where \
-                 not. So a whole call becomes {} as fast.",
-                percent(reused),
-                percent(whole),
+        let without_reuse = speed.decoding_share_without_reuse.map(percent);
+        details.push(match speed.decoding_share.zip(speed.whole_call) {
+            Some((share, range)) => format!(
+                "{} of a call's time{}. So a whole call becomes {} as fast.",
+                match speed.decoding_share_calls {
+                    0 => format!("By the model, decoding takes {}", percent(share)),
+                    _ => format!("Decoding takes {}", percent(share)),
+                },
+                match without_reuse {
+                    Some(whole) => format!(
+                        " where the engine reuses prefixes of prompts, and {whole} where not"
+                    ),
+                    None => format!(
+                        ", measured in {} calls of the log",
+                        count_words(speed.decoding_share_calls)
+                    ),
+                },
                 range.words()
             ),
             None => "That is decoding alone: the log has no prompts, so what they take of a call is not known.".into(),
@@ -366,6 +376,7 @@ mod tests {
             decoding,
             whole_call: range(1.8, 2.0, 2.2),
             decoding_share: Some(0.9),
+            decoding_share_calls: 0,
             decoding_share_without_reuse: Some(0.7),
             ngram: Some(1.48),
             head: Some(1.6),

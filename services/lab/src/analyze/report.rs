@@ -319,7 +319,14 @@ impl AnalyzeReport {
                 range(speed.whole_call),
                 times(speed.ngram),
                 times(speed.head),
-                speed.decoding_share.map_or("-".into(), percent),
+                match (
+                    speed.decoding_share.map(percent),
+                    speed.decoding_share_calls,
+                ) {
+                    (Some(share), 0) => share,
+                    (Some(share), _) => format!("{share} measured"),
+                    (None, _) => "-".into(),
+                },
                 number(speed.tokens_per_step, 2),
             ]
         });

@@ -6,7 +6,11 @@ use super::bootstrap::{Range, ratio_range};
 use super::experiments::{Answers, Experiment, MEMORY_SHARES, Measured, remembered};
 use super::prompts::prompt_seconds;
 use super::sample::TenantWorkload;
+use crate::logs::RecordedCall;
 use crate::replay::{EngineModel, Policy};
+
+/// Shortest time of a token: no engine makes 10,000 tokens of a request in a second.
+const TOKEN_MS_MIN: f64 = 0.1;
 
 /// One workload, and all that was measured on it.
 pub(super) struct Row<'a> {
@@ -27,12 +31,14 @@ pub struct SpeedReport {
     pub concurrency: usize,
     /// Speed-up of decoding by Refrain's drafts.
     pub decoding: Option<Range>,
-    /// Speed-up of whole calls, prompts included, where the engine reuses what it still has of a prompt.
+    /// Speed-up of whole calls with that share of decoding.
     pub whole_call: Option<Range>,
-    /// Share of plain decoding in the engine's time, where it reuses what it still has of a prompt. `null` if no call
-    /// has a prompt.
+    /// Share of decoding in the time of calls, by the times of the log, or else by the model where it reuses what it
+    /// still has of a prompt. `null` if no call has a prompt or such times.
     pub decoding_share: Option<f64>,
-    /// The same where each prompt is computed as a whole.
+    /// Calls by whose own times that share was measured; 0 where it is modelled.
+    pub decoding_share_calls: u64,
+    /// The modelled share where each prompt is computed as a whole. `null` where the share was measured.
     pub decoding_share_without_reuse: Option<f64>,
     /// Speed-up of decoding by n-gram lookup in the call alone.
     pub ngram: Option<f64>,
@@ -82,12 +88,14 @@ impl SpeedReport {
             .iter()
             .flat_map(|row| row.sessions((model, concurrency), experiment))
             .collect();
-        let pairs = |of: fn(&Seconds) -> (f64, f64)| sessions.iter().map(of).collect::<Vec<_>>();
         let sum = |of: fn(&Seconds) -> f64| sessions.iter().map(of).sum::<f64>();
         let ratio = |a: f64, b: f64| (a > 0.0 && b > 0.0).then(|| a / b);
         let plain = sum(|one| one.plain);
         let prompts = sum(|one| one.prompt) > 0.0;
         let share = |prompt_s: f64| ratio(plain, plain + prompt_s).filter(|_| prompts);
+        let modelled = share(sum(|one| one.reused_prompt));
+        let measured = measured_share(rows);
+        let decoding_share = measured.map(|(share, _)| share).or(modelled);
         let (mut tokens, mut emitted, mut steps) = (0.0, 0.0, 0.0);
         for row in rows {
             let weight = row.workload.weight();
@@ -98,23 +106,62 @@ impl SpeedReport {
                 steps += weight * total.steps as f64;
             }
         }
-        let whole_call = pairs(|one| {
-            let prompt = one.reused_prompt;
-            (one.plain + prompt, one.drafted + prompt)
-        });
+        let decoding: Vec<_> = (sessions.iter())
+            .map(|one| (one.plain, one.drafted))
+            .collect();
+        let whole_call: Vec<_> = (sessions.iter())
+            .map(|one| {
+                let rest = match measured {
+                    Some((share, _)) => one.plain * (1.0 - share) / share,
+                    None => one.reused_prompt,
+                };
+                (one.plain + rest, one.drafted + rest)
+            })
+            .collect();
         SpeedReport {
             engine_model: engine_model.to_owned(),
             concurrency,
-            decoding: ratio_range(&pairs(|one| (one.plain, one.drafted))),
-            whole_call: ratio_range(&whole_call).filter(|_| prompts),
-            decoding_share: share(sum(|one| one.reused_prompt)),
-            decoding_share_without_reuse: share(sum(|one| one.prompt)),
+            decoding: ratio_range(&decoding),
+            whole_call: ratio_range(&whole_call).filter(|_| decoding_share.is_some()),
+            decoding_share,
+            decoding_share_calls: measured.map_or(0, |(_, calls)| calls),
+            decoding_share_without_reuse: share(sum(|one| one.prompt))
+                .filter(|_| measured.is_none()),
             ngram: ratio(plain, sum(|one| one.ngram)),
             head: ratio(plain, sum(|one| one.head)),
             plain_tokens_per_s: ratio(tokens, plain),
             tokens_per_step: ratio(emitted, steps),
         }
     }
+}
+
+/// The share of decoding in the time of calls, by the log's own times, and the number of these calls. `None` where
+/// fewer than half of the calls have such times.
+fn measured_share(rows: &[&Row<'_>]) -> Option<(f64, u64)> {
+    let (mut decoding_ms, mut whole_ms) = (0.0, 0.0);
+    let (mut measured, mut all) = (0, 0);
+    for row in rows {
+        let weight = row.workload.weight();
+        for call in &row.workload.calls {
+            all += 1;
+            if let Some((decoding, whole)) = decoding_ms_of(call) {
+                measured += 1;
+                decoding_ms += weight * decoding;
+                whole_ms += weight * whole;
+            }
+        }
+    }
+    let is_enough = measured > 0 && 2 * measured >= all;
+    is_enough.then(|| (decoding_ms / whole_ms, measured))
+}
+
+/// The time from the first token of a call to its end, and that of the call. An answer that was not streamed comes at
+/// once, and says nothing of when its tokens were made.
+fn decoding_ms_of(call: &RecordedCall) -> Option<(f64, f64)> {
+    let (first, whole) = (call.first_ms?, call.duration_ms?);
+    let decoding = whole.checked_sub(first)? as f64;
+    let is_streamed = decoding > TOKEN_MS_MIN * call.output.len() as f64;
+    is_streamed.then_some((decoding, whole as f64))
 }
 
 impl Row<'_> {

@@ -181,6 +181,35 @@ fn the_share_of_prompts_is_part_of_a_call() -> anyhow::Result<()> {
         "{}",
         report.table()
     );
+    // Most of the calls say when their first token came. The others were not streamed.
+    for (at, call) in calls.iter_mut().enumerate() {
+        call["first_ms"] = json!(if at % 3 == 0 { 1199 } else { 900 });
+    }
+    let report = analyze(&calls, "--concurrency 4")?;
+    let [measured] = &report.speeds[..] else {
+        panic!("one speed")
+    };
+    assert_eq!(measured.decoding_share, Some(0.25));
+    assert_eq!(measured.decoding_share_calls, 40);
+    assert_eq!(measured.decoding_share_without_reuse, None);
+    let gain = decoding.estimate;
+    let expected = 1.0 / (0.75 + 0.25 / gain);
+    let whole = measured.whole_call.expect("a share").estimate;
+    assert!((whole - expected).abs() < 1e-6, "{whole} {expected}");
+    let said = report.table();
+    for wanted in [
+        "Decoding takes 25 % of a call's time, measured in 40 calls of the log.",
+        "25 % measured",
+    ] {
+        assert!(said.contains(wanted), "{said}");
+    }
+    // A few such calls say little of the others.
+    for call in calls.iter_mut().skip(20) {
+        call["first_ms"] = Value::Null;
+    }
+    let report = analyze(&calls, "--concurrency 4")?;
+    assert_eq!(report.speeds[0].decoding_share_calls, 0);
+    assert_eq!(report.speeds[0].decoding_share, first.decoding_share);
     Ok(())
 }
 

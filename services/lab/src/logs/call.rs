@@ -15,6 +15,8 @@ pub(crate) struct RecordedCall {
     /// When the call began, since 1970.
     pub(crate) at_ms: Option<u64>,
     pub(crate) duration_ms: Option<u64>,
+    /// Time to the first token.
+    pub(crate) first_ms: Option<u64>,
     pub(crate) prompt: Vec<Token>,
     pub(crate) output: Vec<Token>,
 }

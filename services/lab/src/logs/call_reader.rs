@@ -24,6 +24,7 @@ pub struct CallReader {
 pub struct TokenCall {
     created_ms: Option<u64>,
     duration_ms: Option<u64>,
+    first_ms: Option<u64>,
     tenant: Option<String>,
     session: Option<String>,
     group: Option<String>,
@@ -70,6 +71,7 @@ impl CallReader {
         TokenCall {
             created_ms: call.at_ms,
             duration_ms: call.duration_ms,
+            first_ms: call.first_ms,
             tenant: call.tenant.map(digest),
             session: call.session.map(digest),
             group: call.group.map(digest),

@@ -34,6 +34,7 @@ struct OwnCall {
     model: Option<String>,
     created_ms: Option<u64>,
     duration_ms: Option<u64>,
+    first_ms: Option<u64>,
     prompt_token_ids: Option<Vec<Token>>,
     output_token_ids: Vec<Token>,
     prompt: Option<String>,
@@ -55,6 +56,7 @@ impl From<OwnCall> for LoggedCall {
                 model: own.model,
                 at_ms: own.created_ms,
                 duration_ms: own.duration_ms,
+                first_ms: own.first_ms,
                 ..RecordedCall::default()
             },
             prompt,

@@ -30,6 +30,9 @@ const BEGINS: &str = "starttime starttimeunixnano startedat requeststarttime req
 const ENDS: &str = "endtime endtimeunixnano finishedat endedat completedat responsecreatedat \
     completiontime end";
 const DURATIONS: &str = "durationms latencyms delayms requestdurationms responsetimems";
+/// Times of the first token, since 1970 and since the call began. Tools differ in the unit of a `timeToFirstToken`.
+const FIRSTS: &str = "completionstarttime firsttokentime firsttokenat";
+const FIRST_DURATIONS: &str = "firstms timetofirsttokenms ttftms";
 
 /// Which field of [`Names`] a name fills.
 #[derive(Clone, Copy)]
@@ -43,6 +46,8 @@ enum Field {
     Begin,
     End,
     Duration,
+    First,
+    FirstDuration,
 }
 
 /// All names, with their place in the list of their field.
@@ -57,6 +62,8 @@ static KNOWN: LazyLock<HashMap<&str, (Field, usize)>> = LazyLock::new(|| {
         (Field::Begin, BEGINS),
         (Field::End, ENDS),
         (Field::Duration, DURATIONS),
+        (Field::First, FIRSTS),
+        (Field::FirstDuration, FIRST_DURATIONS),
     ];
     let places = lists.into_iter().flat_map(|(field, names)| {
         words(names)
@@ -90,6 +97,8 @@ pub(super) struct Names {
     begin_ms: Option<(usize, u64)>,
     end_ms: Option<(usize, u64)>,
     duration_ms: Option<(usize, u64)>,
+    first_at_ms: Option<(usize, u64)>,
+    first_ms: Option<(usize, u64)>,
 }
 
 impl Names {
@@ -124,6 +133,8 @@ impl Names {
             begin_ms: or(&self.begin_ms, &outer.begin_ms),
             end_ms: self.end_ms,
             duration_ms: self.duration_ms,
+            first_at_ms: self.first_at_ms,
+            first_ms: self.first_ms,
         }
     }
 
@@ -189,10 +200,9 @@ impl Names {
             Field::Model => set(&mut self.model, at, text),
             Field::Begin => set_some(&mut self.begin_ms, at + depth * PLACES_MAX, unix_ms(value)),
             Field::End => set_some(&mut self.end_ms, at + depth * PLACES_MAX, unix_ms(value)),
-            Field::Duration => {
-                let ms = value.as_f64().map(|ms| ms.max(0.0) as u64);
-                set_some(&mut self.duration_ms, at, ms);
-            }
+            Field::First => set_some(&mut self.first_at_ms, at, unix_ms(value)),
+            Field::Duration => set_some(&mut self.duration_ms, at, whole_ms(value)),
+            Field::FirstDuration => set_some(&mut self.first_ms, at, whole_ms(value)),
         }
         true
     }
@@ -209,7 +219,10 @@ impl Names {
     /// Everything of a call but its texts.
     pub(super) fn head(&self) -> RecordedCall {
         let at_ms = self.begin_ms.as_ref().map(|(_, ms)| *ms);
-        let lasted = |(_, end): &(usize, u64)| end.checked_sub(at_ms?);
+        let lasted = |ms: Option<(usize, u64)>, end: Option<(usize, u64)>| {
+            let until_end = || end?.1.checked_sub(at_ms?);
+            ms.map(|(_, ms)| ms).or_else(until_end)
+        };
         RecordedCall {
             workload: value(&self.workload),
             group: value(&self.group),
@@ -217,10 +230,8 @@ impl Names {
             session: value(&self.session),
             model: value(&self.model),
             at_ms,
-            duration_ms: self
-                .duration_ms
-                .map(|(_, ms)| ms)
-                .or_else(|| lasted(self.end_ms.as_ref()?)),
+            duration_ms: lasted(self.duration_ms, self.end_ms),
+            first_ms: lasted(self.first_ms, self.first_at_ms),
             ..RecordedCall::default()
         }
     }
@@ -234,6 +245,10 @@ fn set_some<T>(field: &mut Option<(usize, T)>, place: usize, value: Option<T>) {
     if let Some(value) = value {
         set(field, place, value);
     }
+}
+
+fn whole_ms(value: &Value) -> Option<u64> {
+    value.as_f64().map(|ms| ms.max(0.0) as u64)
 }
 
 /// The first of tags that are a text of JSON.

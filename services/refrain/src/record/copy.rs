@@ -38,6 +38,10 @@ impl BodyCopy {
         }
     }
 
+    pub(super) fn is_stream(&self) -> bool {
+        self.is_stream
+    }
+
     /// Bytes in memory.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()

@@ -42,7 +42,8 @@ impl Exchange {
         Ok(json!({
             "created_ms": self.created_ms,
             "duration_ms": self.duration_ms,
-            "first_ms": self.first_ms,
+            // An answer that is no stream has no first token.
+            "first_ms": self.first_ms.filter(|_| self.answer.is_stream()),
             "endpoint": self.path,
             "session": self.session,
             "tenant": caller,

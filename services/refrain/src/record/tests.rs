@@ -168,6 +168,8 @@ async fn calls_pass_through_untouched_and_are_written_down() {
             (&record["endpoint"], &record["session"]),
             (&json!("/v1/chat/completions"), &json!("s1"))
         );
+        let is_stream = record["response"].is_array();
+        assert_eq!(record["first_ms"].is_u64(), is_stream, "{record}");
         assert!(record["first_ms"].as_u64() <= record["duration_ms"].as_u64());
     }
     assert_eq!(records[0]["response"], expected);

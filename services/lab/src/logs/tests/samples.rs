@@ -35,7 +35,12 @@ fn told(name: &str) -> anyhow::Result<String> {
                 write!(text, ", {name} {value:?}")?;
             }
         }
-        for (name, value) in [("at_ms", head.at_ms), ("duration_ms", head.duration_ms)] {
+        let times = [
+            ("at_ms", head.at_ms),
+            ("duration_ms", head.duration_ms),
+            ("first_ms", head.first_ms),
+        ];
+        for (name, value) in times {
             if let Some(value) = value {
                 write!(text, ", {name} {value}")?;
             }
