@@ -195,6 +195,11 @@ impl Dispatch {
         self.prefixes.len()
     }
 
+    /// Named sessions whose worker is remembered.
+    pub fn sessions_tracked(&self) -> usize {
+        self.sessions.len()
+    }
+
     /// Leases that are held.
     pub fn leases_running(&self) -> usize {
         self.leases.len()
@@ -224,6 +229,7 @@ impl Dispatch {
             leases_ended_remembered: self.leases.ended_len(),
             groups_tracked: self.groups.len(),
             prefixes_tracked: self.prefixes.len(),
+            sessions_tracked: self.sessions.len(),
             workers: self.workers.observe(self.now_ms.max(now_ms)),
             pools: self.queue.observe(),
         }

@@ -41,6 +41,8 @@ refrain_service_kit::metric_families! {
         groups: IntGauge = "refrain_scheduler_groups",
         /// Prefixes of contexts that are known to lie on some worker.
         prefixes: IntGauge = "refrain_scheduler_prefixes",
+        /// Named sessions whose worker is remembered.
+        sessions_tracked: IntGauge = "refrain_scheduler_sessions_tracked",
         /// Context tokens of granted chunks that their worker was taken to hold, and those that it had to read. A
         /// worker that is gone leaves the list.
         context_tokens: IntCounterVec = "refrain_scheduler_context_tokens_total" ["worker", "context"],
@@ -115,6 +117,8 @@ impl SchedulerMetrics {
         }
         self.groups.set(dispatch.groups_tracked() as i64);
         self.prefixes.set(dispatch.prefixes_tracked() as i64);
+        self.sessions_tracked
+            .set(dispatch.sessions_tracked() as i64);
         self.leases_running.set(dispatch.leases_running() as i64);
         self.workers.set(dispatch.workers() as i64);
     }

@@ -126,6 +126,8 @@ pub struct DispatchState {
     pub groups_tracked: usize,
     /// Prefixes that are known to lie on some worker.
     pub prefixes_tracked: usize,
+    /// Named sessions whose worker is remembered.
+    pub sessions_tracked: usize,
     /// Live workers.
     pub workers: Vec<WorkerState>,
     /// Queues, by model and tokenizer.

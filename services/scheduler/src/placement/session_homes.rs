@@ -37,6 +37,10 @@ impl SessionHomes {
         }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.homes.len()
+    }
+
     /// The home of a session; `None` if it is new.
     pub(crate) fn home(&self, session: SessionHash) -> Option<Home> {
         self.homes.peek(&session).copied()
@@ -104,6 +108,7 @@ mod tests {
         homes.moves(a, 0, lease, 0);
         homes.moves(b, 0, lease, 1);
         assert_eq!((lives(&homes, a), homes.count(0)), (Some(0), 2));
+        assert_eq!(homes.len(), 2);
         homes.moves(a, 1, LeaseId(2), 2);
         assert_eq!(
             (lives(&homes, a), homes.count(0), homes.count(1)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use refrain_protocol::scheduling::{
-    Heartbeat, LeaseFinish, LeaseOutcome, LeaseRequest, TenantWeight,
+    Heartbeat, LeaseFinish, LeaseOutcome, LeaseRequest, SessionHash, TenantWeight,
 };
 use refrain_protocol::{ErrorKind, LeaseId, Namespace, RequestId, WorkerId};
 use refrain_rpc::{HttpScheduler, Scheduler};

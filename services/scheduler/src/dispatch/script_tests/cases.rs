@@ -637,6 +637,7 @@ fn the_state_is_readable() {
           "leases_ended_remembered": 0,
           "groups_tracked": 0,
           "prefixes_tracked": 0,
+          "sessions_tracked": 0,
           "workers": [
             {
               "worker": "a",

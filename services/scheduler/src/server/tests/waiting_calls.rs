@@ -20,7 +20,11 @@ async fn a_grant_that_is_not_read_is_taken_back() {
     let mesh = scheduler(false).await;
     let handle = mesh.handle();
     handle.heartbeat(beat(Vec::new())).await.unwrap();
-    let first = handle.lease(mesh.ask(1)).await.unwrap();
+    let named = LeaseRequest {
+        session: Some(SessionHash(1)),
+        ..mesh.ask(1)
+    };
+    let first = handle.lease(named).await.unwrap();
     {
         // The only slot is taken, so one poll does no more than submit the call.
         let call = handle.lease(mesh.ask(2));
@@ -33,6 +37,7 @@ async fn a_grant_that_is_not_read_is_taken_back() {
     }
     mesh.until(|state| state.leases_running == 0).await;
     assert!(mesh.metric("refrain_scheduler_leases_total{outcome=\"undelivered\"} 1"));
+    assert!(mesh.metric("refrain_scheduler_sessions_tracked 1"));
 }
 
 #[tokio::test]
