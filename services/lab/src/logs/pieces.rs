@@ -11,9 +11,16 @@ pub(super) const PIECE_BYTES_MAX: usize = 64 << 20;
 
 const READ_BYTES: usize = 64 << 10;
 
+/// Bytes by which it is told whether a list of records begins.
+const HEAD_BYTES: usize = 4 << 10;
+
 /// Keys of an object whose list, as its first member, holds the records.
 const LISTS: &str = "data records logs results items rows calls requests observations traces \
     generations conversations";
+
+/// Keys with which messages begin, and the bytes in which one of them stands.
+const MESSAGE_KEYS: [&[u8]; 4] = [b"role", b"from", b"\"text\"", b"message"];
+const MESSAGE_BYTES: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
@@ -86,24 +93,22 @@ impl<R: Read> Pieces<R> {
                     self.piece = 0..0;
                     return Ok(Some(Piece::ListEnd));
                 }
-                b'[' if !self.in_list && self.begins_objects(1)? => {
-                    self.skip(1);
-                    self.in_list = true;
-                }
-                b'{' if !self.in_list && self.list_begins()?.is_some() => {
-                    let bytes = self.list_begins()?.unwrap_or(1);
-                    self.skip(bytes);
-                    self.in_list = true;
-                    self.in_object = true;
-                }
                 // The members after the list, which say nothing about its records.
                 _ if self.in_object && !self.in_list => {
                     self.in_object = false;
                     self.skip_members()?;
                 }
-                b'{' => return self.value().map(Some),
-                // Loggers begin lines with a time in brackets.
-                b'[' if self.begins_values()? => return self.value().map(Some),
+                b'{' | b'[' => match bytes_before_records(self.head()?) {
+                    Some(bytes) if !self.in_list => {
+                        self.skip(bytes);
+                        self.in_list = true;
+                        self.in_object = byte == b'{';
+                    }
+                    _ if byte == b'{' || begins_values(self.head()?) => {
+                        return self.value().map(Some);
+                    }
+                    _ => return self.rest_of_line(Piece::Line).map(Some),
+                },
                 _ => return self.rest_of_line(Piece::Line).map(Some),
             }
         }
@@ -141,60 +146,11 @@ impl<R: Read> Pieces<R> {
         self.next = end;
     }
 
-    /// The place of the next byte that is no white space.
-    fn past_space(&mut self, mut ahead: usize) -> std::io::Result<usize> {
-        // White space of a file is short; more of it is looked at as text.
-        while ahead < READ_BYTES
-            && self
-                .byte(ahead)?
-                .is_some_and(|byte| byte.is_ascii_whitespace())
-        {
-            ahead += 1;
-        }
-        Ok(ahead)
-    }
-
-    fn begins_objects(&mut self, ahead: usize) -> std::io::Result<bool> {
-        let at = self.past_space(ahead)?;
-        Ok(self.byte(at)? == Some(b'{'))
-    }
-
-    fn begins_values(&mut self) -> std::io::Result<bool> {
-        let at = self.past_space(1)?;
-        Ok(matches!(self.byte(at)?, Some(b'{' | b'[' | b'"' | b']')))
-    }
-
-    /// The length of the beginning of an object up to the records in its first member, if it has such.
-    fn list_begins(&mut self) -> std::io::Result<Option<usize>> {
-        let mut at = self.past_space(1)?;
-        if self.byte(at)? != Some(b'"') {
-            return Ok(None);
-        }
-        let mut key = Vec::new();
-        loop {
-            at += 1;
-            match self.byte(at)? {
-                Some(b'"') => break,
-                Some(byte) if key.len() < 16 => key.push(byte),
-                _ => return Ok(None),
-            }
-        }
-        at = self.past_space(at + 1)?;
-        if !words(LISTS).any(|list| list.as_bytes() == key) || self.byte(at)? != Some(b':') {
-            return Ok(None);
-        }
-        at = self.past_space(at + 1)?;
-        let is_list = self.byte(at)? == Some(b'[') && self.begins_objects(at + 1)?;
-        // A list of messages is no list of records.
-        let inner = self.past_space(at + 1)?;
-        let mut head = Vec::new();
-        for ahead in inner..inner + 24 {
-            head.extend(self.byte(ahead)?);
-        }
-        let is_message = [&b"role"[..], b"from", b"\"text\"", b"message"]
-            .iter()
-            .any(|key| head.windows(key.len()).any(|part| part == *key));
-        Ok((is_list && !is_message).then_some(at + 1))
+    /// The next bytes.
+    fn head(&mut self) -> std::io::Result<&[u8]> {
+        self.byte(HEAD_BYTES)?;
+        let end = self.buffer.len().min(self.next + HEAD_BYTES);
+        Ok(&self.buffer[self.next..end])
     }
 
     /// Skips the rest of an object.
@@ -268,6 +224,37 @@ impl<R: Read> Pieces<R> {
             self.fill()?;
         }
     }
+}
+
+/// The bytes before the records, if a text begins with a list of them, or with an object whose first member is one.
+fn bytes_before_records(head: &[u8]) -> Option<usize> {
+    let mut rest = head;
+    if let Some(object) = head.strip_prefix(b"{") {
+        let key = object.trim_ascii_start().strip_prefix(b"\"")?;
+        let key_len = memchr::memchr(b'"', key)?;
+        if !words(LISTS).any(|list| list.as_bytes() == &key[..key_len]) {
+            return None;
+        }
+        let value = key[key_len + 1..].trim_ascii_start().strip_prefix(b":")?;
+        rest = value.trim_ascii_start();
+    }
+    rest = rest.strip_prefix(b"[")?;
+    let first = rest.trim_ascii_start();
+    // A list of messages is no list of records.
+    let first_key = &first[..first.len().min(MESSAGE_BYTES)];
+    let is_message = head.starts_with(b"{")
+        && MESSAGE_KEYS
+            .iter()
+            .any(|key| memchr::memmem::find(first_key, key).is_some());
+    (first.starts_with(b"{") && !is_message).then(|| head.len() - rest.len())
+}
+
+/// Whether a list of values begins. Loggers begin lines with a time in brackets.
+fn begins_values(head: &[u8]) -> bool {
+    let first = head
+        .get(1..)
+        .and_then(|list| list.trim_ascii_start().first());
+    matches!(first, Some(b'{' | b'[' | b'"' | b']'))
 }
 
 enum Scanned {

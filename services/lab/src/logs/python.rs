@@ -1,6 +1,6 @@
 //! Literals of Python, as engines print requests and as programs print dictionaries.
 
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 const DEPTH_MAX: usize = 64;
 
@@ -11,24 +11,17 @@ pub(super) fn named_values(line: &str) -> Option<Map<String, Value>> {
     let mut rest = line;
     // A name, a sign, and a value that begins like one.
     while let Some(at) = rest.find([':', '=']) {
-        let name: String = rest[..at]
-            .chars()
-            .rev()
-            .take_while(|letter| letter.is_alphanumeric() || *letter == '_')
-            .collect();
-        let name: String = name.chars().rev().collect();
-        let sign = rest.as_bytes()[at];
+        let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+        let name = rest[..at].rsplit(|letter| !is_part(letter)).next()?;
+        let is_equal = rest[at..].starts_with('=');
         rest = &rest[at + 1..];
-        let is_named = !name.is_empty() && (sign == b'=' || rest.starts_with(' '));
-        if !is_named {
+        if name.is_empty() || !(is_equal || rest.starts_with(' ')) {
             continue;
         }
-        let mut parser = Parser {
-            rest: rest.trim_start(),
-        };
+        let mut parser = Parser { rest };
         if let Some(value) = parser.value(DEPTH_MAX) {
             rest = parser.rest;
-            found.insert(name, value);
+            found.insert(name.to_owned(), value);
         }
     }
     (!found.is_empty()).then_some(found)
@@ -36,7 +29,7 @@ pub(super) fn named_values(line: &str) -> Option<Map<String, Value>> {
 
 /// The value of a literal, with nothing after it.
 pub(super) fn literal(text: &str) -> Option<Value> {
-    let mut parser = Parser { rest: text.trim() };
+    let mut parser = Parser { rest: text };
     let value = parser.value(DEPTH_MAX)?;
     parser.rest.trim().is_empty().then_some(value)
 }
@@ -48,148 +41,102 @@ struct Parser<'a> {
 impl Parser<'_> {
     fn value(&mut self, depth: usize) -> Option<Value> {
         let depth = depth.checked_sub(1)?;
-        self.skip_space();
+        self.rest = self.rest.trim_start();
         match self.rest.chars().next()? {
             '\'' | '"' => self.text().map(Value::String),
-            '[' => self.items(']', depth).map(Value::Array),
-            '(' => self.items(')', depth).map(Value::Array),
-            '{' => self.members('{', '}', ':', depth).map(Value::Object),
+            '[' => self.values(']', depth),
+            '(' => self.values(')', depth),
+            '{' => self.values('}', depth),
             _ => self.word(depth),
         }
     }
 
-    fn skip_space(&mut self) {
-        self.rest = self.rest.trim_start();
-    }
-
     fn take(&mut self, sign: char) -> bool {
-        self.skip_space();
+        self.rest = self.rest.trim_start();
         let rest = self.rest.strip_prefix(sign);
         self.rest = rest.unwrap_or(self.rest);
         rest.is_some()
     }
 
     fn text(&mut self) -> Option<String> {
-        let quote = self.rest.chars().next()?;
+        let mut letters = self.rest.chars();
+        let quote = letters.next()?;
         let mut text = String::new();
-        let mut letters = self.rest.char_indices().skip(1);
-        while let Some((at, letter)) = letters.next() {
-            match letter {
-                _ if letter == quote => {
-                    self.rest = &self.rest[at + 1..];
-                    return Some(text);
-                }
-                '\\' => {
-                    let (_, escaped) = letters.next()?;
-                    let digits = match escaped {
-                        'x' => 2,
-                        'u' => 4,
-                        'U' => 8,
-                        _ => 0,
-                    };
-                    if digits > 0 {
-                        let code: String = letters
-                            .by_ref()
-                            .take(digits)
-                            .map(|(_, digit)| digit)
-                            .collect();
+        loop {
+            text.push(match letters.next()? {
+                letter if letter == quote => break,
+                '\\' => match letters.next()? {
+                    'n' => '\n',
+                    't' => '\t',
+                    'r' => '\r',
+                    '0' => '\0',
+                    width @ ('x' | 'u' | 'U') => {
+                        let digits = match width {
+                            'x' => 2,
+                            'u' => 4,
+                            _ => 8,
+                        };
+                        let code: String = letters.by_ref().take(digits).collect();
                         let code = u32::from_str_radix(&code, 16).ok()?;
-                        text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
-                        continue;
+                        char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
                     }
-                    text.push(match escaped {
-                        'n' => '\n',
-                        't' => '\t',
-                        'r' => '\r',
-                        '0' => '\0',
-                        other => other,
-                    });
-                }
-                other => text.push(other),
-            }
+                    other => other,
+                },
+                letter => letter,
+            });
         }
-        None
+        self.rest = letters.as_str();
+        Some(text)
     }
 
-    fn items(&mut self, end: char, depth: usize) -> Option<Vec<Value>> {
+    /// The values up to this end: an object where they have names, as in `{'a': 1}` and `(a=1)`, and else a list.
+    fn values(&mut self, end: char, depth: usize) -> Option<Value> {
         self.rest = &self.rest[1..];
-        let mut items = Vec::new();
+        let (mut members, mut items) = (Map::new(), Vec::new());
         while !self.take(end) {
-            items.push(self.value(depth)?);
+            let value = self.value(depth)?;
+            if self.take(':') || self.take('=') {
+                let name = match value {
+                    Value::String(name) => name,
+                    other => other.to_string(),
+                };
+                members.insert(name, self.value(depth)?);
+            } else {
+                items.push(value);
+            }
             if !self.take(',') && !self.rest.starts_with(end) {
                 return None;
             }
         }
-        Some(items)
-    }
-
-    fn members(
-        &mut self,
-        begin: char,
-        end: char,
-        sign: char,
-        depth: usize,
-    ) -> Option<Map<String, Value>> {
-        self.rest = self.rest.strip_prefix(begin)?;
-        let mut members = Map::new();
-        while !self.take(end) {
-            self.skip_space();
-            let key = match self.rest.chars().next()? {
-                '\'' | '"' => self.text()?,
-                _ => {
-                    let len = self
-                        .rest
-                        .find(|letter: char| !(letter.is_alphanumeric() || letter == '_'))?;
-                    let (key, rest) = self.rest.split_at(len);
-                    self.rest = rest;
-                    key.to_owned()
-                }
-            };
-            if !self.take(sign) {
-                return None;
-            }
-            members.insert(key, self.value(depth)?);
-            if !self.take(',') && !self.rest.starts_with(end) {
-                return None;
-            }
-        }
-        Some(members)
+        let is_list = members.is_empty() && (end != '}' || !items.is_empty());
+        Some(match is_list {
+            true => Value::Array(items),
+            false => Value::Object(members),
+        })
     }
 
     /// A number, a name, or an object with its class.
     fn word(&mut self, depth: usize) -> Option<Value> {
         let is_part = |letter: char| letter.is_alphanumeric() || "_.+-".contains(letter);
-        let len = self
-            .rest
-            .find(|letter| !is_part(letter))
-            .unwrap_or(self.rest.len());
-        let (word, rest) = self.rest.split_at(len);
+        let len = self.rest.find(|letter| !is_part(letter));
+        let (word, rest) = self.rest.split_at(len.unwrap_or(self.rest.len()));
         if word.is_empty() {
             // An object that says nothing of itself, such as `<object at 0x1>`.
-            let end = self.rest.starts_with('<').then(|| self.rest.find('>'))??;
-            self.rest = &self.rest[end + 1..];
+            let (_, rest) = self.rest.strip_prefix('<')?.split_once('>')?;
+            self.rest = rest;
             return Some(Value::Null);
         }
         self.rest = rest;
         if rest.starts_with('(') {
-            let before = self.rest;
-            let members = self.members('(', ')', '=', depth);
-            return members.map(Value::Object).or_else(|| {
-                self.rest = before;
-                self.items(')', depth).map(Value::Array)
-            });
+            return self.values(')', depth);
         }
         Some(match word {
             "None" | "nan" | "inf" | "-inf" => Value::Null,
             "True" => Value::Bool(true),
             "False" => Value::Bool(false),
-            number => match (
-                number.parse::<i64>(),
-                number.parse::<f64>().ok().and_then(Number::from_f64),
-            ) {
-                (Ok(whole), _) => whole.into(),
-                (_, Some(number)) => Value::Number(number),
-                _ => Value::String(word.to_owned()),
+            word => match word.parse() {
+                Ok(number) => Value::Number(number),
+                Err(_) => Value::String(word.to_owned()),
             },
         })
     }
