@@ -272,7 +272,7 @@ impl FileReader<'_> {
         match step {
             TranscriptStep::Session(of) => {
                 self.records.end_list();
-                *names = of;
+                *names = *of;
             }
             TranscriptStep::Turn(turn) => self.records.add_turn(turn, names, "aider transcripts"),
             TranscriptStep::Call(turns) => self.records.add_answered(turns, "aider calls"),

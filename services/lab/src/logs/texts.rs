@@ -217,7 +217,7 @@ impl Lines {
 /// A step of a transcript that a line ends or begins.
 pub(super) enum TranscriptStep {
     /// A session begins.
-    Session(Names),
+    Session(Box<Names>),
     Turn(Turn),
     /// A whole conversation, asked and answered.
     Call(Vec<Turn>),
@@ -243,7 +243,8 @@ impl Transcript {
             self.sessions += 1;
             let of = serde_json::json!({"session": format!("aider {}", self.sessions), "timestamp": time});
             if let Value::Object(of) = of {
-                steps.push(TranscriptStep::Session(Names::of(&of, &Names::default())));
+                let names = Names::of(&of, &Names::default());
+                steps.push(TranscriptStep::Session(Box::new(names)));
             }
             return steps;
         }
