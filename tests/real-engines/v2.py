@@ -254,7 +254,9 @@ def restarted(table, options, store, asked, expected):
 
 def on_two_ranks(table, options, store, asked, expected):
     token = store.token("d")
-    engine = engine_of(options, "two-ranks", store.variables(), more=["--tensor-parallel-size", "2"])
+    # One core for each rank.
+    variables = {**store.variables(), "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    engine = engine_of(options, "two-ranks", variables, more=["--tensor-parallel-size", "2"])
     try:
         numbers = [n for n in range(4)] * 2
         outputs, accepted = engine.accepted(lambda: [engine.ask(asked[n], **of(token)) for n in numbers])
