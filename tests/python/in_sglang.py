@@ -329,9 +329,40 @@ class Corpus(WithMesh):
         self.assertTrue(corpus.client.drain(PATIENCE_SECONDS))
 
 
+class ServerArgs:
+    """SGLang's arguments, which a plugin reads and writes through a recorder, since they are sealed."""
+
+    def __init__(self, **fields):
+        object.__setattr__(self, "fields", fields)
+
+    def __getattr__(self, name):
+        if name not in self.fields:
+            raise AttributeError(name)
+        return self.fields[name]
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{name} is sealed")
+
+    def record(self, resolve):
+        """Calls a plugin with a recorder, as `record_foreign_defaults` does. Returns the arguments as declared."""
+        written = {}
+
+        class Recorder:
+            def __getattr__(_, name):
+                return written[name] if name in written else getattr(self, name)
+
+            def __setattr__(_, name, value):
+                written[name] = value
+
+        resolve(Recorder())
+        assert written.keys() <= self.fields.keys(), "SGLang ignores what is no argument"
+        return ServerArgs(**{**self.fields, **written})
+
+
 def server_args(**given):
-    return Namespace(**{
-        "tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cuda", "speculative_accept_threshold_single": 1.0,
+    return ServerArgs(**{
+        "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_dp_size": 1, "enable_mixed_chunk": True, "speculative_eagle_topk": None,
+        "speculative_num_steps": None, "speculative_ngram_max_bfs_breadth": 10, "device": "cuda", "speculative_accept_threshold_single": 1.0,
         "speculative_accept_threshold_acc": 1.0, "speculative_use_rejection_sampling": False, "max_running_requests": None,
         "speculative_num_draft_tokens": None, "speculative_ngram_max_trie_depth": 18, **given,
     })  # fmt: skip
@@ -386,24 +417,21 @@ class Plugin(unittest.TestCase):
         self.assertTrue(plugin.overlaps and plugin.algorithm.is_ngram() and not plugin.algorithm.has_draft_kv())
         self.assertFalse(plugin.algorithm.carries_draft_hidden_states())
         self.assertFalse(hasattr(plugin.algorithm, "__deepcopy__"))
-        given = server_args(speculative_num_draft_tokens=16)
-        plugin.check(given)
-        plugin.algorithm.handle_server_args(given)
+        given = server_args(speculative_num_draft_tokens=16).record(plugin.check).record(plugin.algorithm.handle_server_args)
         self.assertEqual((given.speculative_num_steps, given.speculative_eagle_topk), (16, 1))
         self.assertEqual((given.max_running_requests, given.enable_mixed_chunk), (48, False))
         self.assertEqual(given.speculative_ngram_max_trie_depth, 18)
-        deep = server_args(speculative_num_draft_tokens=32)
-        plugin.algorithm.handle_server_args(deep)
+        deep = server_args(speculative_num_draft_tokens=32).record(plugin.algorithm.handle_server_args)
         self.assertEqual(deep.speculative_ngram_max_trie_depth, 32)
 
     def test_it_refuses_configurations_that_are_not_lossless(self):
         self.assertIsNone(sglang.refuse(server_args()))
         for wrong in (
-            {"tp_size": 2}, {"pp_size": 2}, {"dp_size": 2}, {"device": "cpu"}, {"device": "xpu"},
+            {"tp_size": 2}, {"pp_size": 2}, {"dp_size": 2}, {"attn_dp_size": 2}, {"device": "cpu"}, {"device": "xpu"},
             {"speculative_accept_threshold_acc": 0.9}, {"speculative_use_rejection_sampling": True},
         ):  # fmt: skip
             with self.assertRaisesRegex(ValueError, "REFRAIN: "):
-                sglang.check(server_args(**wrong))
+                server_args(**wrong).record(sglang.check)
         self.is_hip = True
         self.assertIn("greedily", sglang.refuse(server_args()))
 

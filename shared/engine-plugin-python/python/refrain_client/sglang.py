@@ -3,9 +3,8 @@
     --speculative-algorithm REFRAIN --speculative-num-draft-tokens 16
 
 SGLang loads it in each of its processes (entry point `sglang.srt.plugins`). It does nothing unless a draft store is
-configured (REFRAIN_CLIENT_STORE_URL or REFRAIN_CLIENT_STORE_URLS, or REFRAIN_CLIENT_CONFIG). It was tested with SGLang
-0.5.16 on an H100; by its source, 0.5.23 has the same interface. SGLang's own `NGRAMWorker` verifies the drafts, and
-only its corpus is replaced.
+configured (REFRAIN_CLIENT_STORE_URL or REFRAIN_CLIENT_STORE_URLS, or REFRAIN_CLIENT_CONFIG). It is written for SGLang
+0.5.23, whose own `NGRAMWorker` verifies the drafts. Its arguments are sealed: writes are recorded, and applied later.
 """
 
 import atexit
@@ -28,8 +27,7 @@ def register():
         """An algorithm that SGLang treats as its own n-grams, whose worker it uses."""
 
         def __getattr__(self, name):
-            """Answers as SGLang's n-grams. The base class lacks some of the methods that 0.5.16 calls at its start.
-            """
+            """Answers as SGLang's n-grams where the base class has no answer, such as for `create_future_map`."""
             if name.startswith("__"):
                 raise AttributeError(name)
             return getattr(SpeculativeAlgorithm.NGRAM, name)
@@ -57,8 +55,9 @@ def check(server_args):
 
 def refuse(server_args):
     """The reason why drafts must not be made with these arguments, or None."""
-    for size in ("tp_size", "pp_size", "dp_size"):
-        if getattr(server_args, size) > 1:
+    # SGLang 0.5.16 has no `attn_dp_size`, and counts those groups by `dp_size`.
+    for size in ("tp_size", "pp_size", "dp_size", "attn_dp_size"):
+        if getattr(server_args, size, 1) > 1:
             return f"{size} is above 1: each rank would make drafts of its own, and all ranks need the same ones"
     if not str(server_args.device).startswith("cuda") or _is_hip():
         return f"on this device ({server_args.device}) SGLang verifies greedily even where an output is to be sampled"
