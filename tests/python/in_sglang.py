@@ -1,11 +1,12 @@
 """Tests of the SGLang plugin, in a fake engine that calls it as the source of SGLang 0.5.23 does. SGLang is not
-needed.
+needed. With PyTorch, masks are tested as well.
 
     in_sglang.py REFRAIN MODEL
 
 REFRAIN is the binary, and MODEL the folder of the shipped model.
 """
 
+import importlib
 import os
 import sys
 import unittest
@@ -17,6 +18,11 @@ from unittest import mock
 from client import PATIENCE_SECONDS, PROMPT, TEXT, WithMesh, undisturbed, wait_until
 from refrain_client import announced, corpus, sglang
 from refrain_client.corpus import RefrainCorpus
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 END = 2
 NODES = 8
@@ -72,19 +78,14 @@ class Engine:
     def step(self):
         self.steps += 1
         batch, corpus = self.batch, self.corpus
-        ahead = {req.rid: self.sampled.get(req.rid, []) for req in batch}
-        corpus.begin_step(batch)
-        corpus.synchronize()
-        texts = [[*req.origin_input_ids_unpadded, *req.output_ids, *ahead[req.rid]] for req in batch]
-        tails = [text[-TAIL:] for text in texts]
-        nodes, mask = corpus.batch_get([req.rid for req in batch], tails, list(map(len, texts)))
-        assert (nodes.dtype, mask.dtype) == ("int64", "int64")
+        texts = self.texts()
+        nodes, mask = self.draft(batch)
+        assert (nodes.dtype, mask.dtype) == ("int64", "bool")
         nodes, mask = nodes.reshape(len(batch), NODES), mask.reshape(len(batch), NODES, NODES)
         sampled = {}
         for req, text, tokens, before in zip(batch, texts, nodes.tolist(), mask.tolist()):
             assert tokens[0] == text[-1]
             sampled[req.rid] = self.verify(req, len(text) - len(PROMPT), tokens, before)
-        corpus.batch_put([text[-TAIL:] for text in texts])
         here = {req.rid for req in batch}
         if gone := self.last - here:
             corpus.erase_match_state(list(gone))
@@ -93,6 +94,20 @@ class Engine:
         for req in batch:
             req.append(accepted.get(req.rid, []))
         self.batch = [req for req in batch if req.finished_reason is None]
+
+    def texts(self):
+        ahead = {req.rid: self.sampled.get(req.rid, []) for req in self.batch}
+        return [[*req.origin_input_ids_unpadded, *req.output_ids, *ahead[req.rid]] for req in self.batch]
+
+    def draft(self, batch):
+        self.corpus.begin_step(batch)
+        return self.ask(self.corpus)
+
+    def ask(self, corpus):
+        """Asks a corpus for the nodes and masks of the batch, as SGLang's `_prepare_draft_tokens` does."""
+        corpus.synchronize()
+        texts = self.texts()
+        return corpus.batch_get([req.rid for req in self.batch], [text[-TAIL:] for text in texts], list(map(len, texts)))
 
     def flush(self):
         """Flushes SGLang's caches, for which nothing may run."""
@@ -114,6 +129,22 @@ class Engine:
             node = next((child for child in children if tokens[child] == emitted[-1]), None)
             if node is None:
                 return emitted
+
+
+class NGRAMWorker:
+    """SGLang's worker, as far as the plugin's module needs it."""
+
+
+def fake_modules(is_cpu=True):
+    """The modules that the worker imports, with a torch that does nothing where there is none."""
+    names = ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.speculative.ngram_worker")
+    modules = {name: ModuleType(name) for name in names}
+    if torch is None:
+        modules["torch"] = ModuleType("torch")
+    worker = modules["sglang.srt.speculative.ngram_worker"]
+    worker.NGRAMWorker, worker.USE_FULL_MASK, worker._is_cpu = NGRAMWorker, True, is_cpu
+    modules["sglang.srt.speculative"].ngram_worker = worker
+    return mock.patch.dict(sys.modules, modules)
 
 
 class Corpus(WithMesh):
@@ -434,6 +465,21 @@ class Plugin(unittest.TestCase):
                 server_args(**wrong).record(sglang.check)
         self.is_hip = True
         self.assertIn("greedily", sglang.refuse(server_args()))
+
+
+@unittest.skipIf(torch is None, "PyTorch is not installed")
+class Masks(unittest.TestCase):
+    def test_the_full_mask_is_the_one_that_sglang_concatenates(self):
+        with fake_modules():
+            chains = importlib.import_module("refrain_client.chains")
+            del sys.modules["refrain_client.chains"]
+        for nodes in (2, 5, 16):
+            for lens in ([7], [1, 30, 4], [100] * 64):
+                own = torch.tril(torch.ones(nodes, nodes))
+                rows = [torch.cat((torch.ones(nodes, length), own), dim=1).to(torch.bool).flatten() for length in lens]
+                lens = torch.tensor(lens)
+                for device_lens in (lens, lens.int()):
+                    self.assertTrue(torch.equal(chains.full_mask(device_lens, lens, nodes), torch.cat(rows)))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class RefrainCorpus:
         self._is_in_step = False
         self._had_ended = set()
         self._is_closed = threading.Event()
-        self._chain = np.tril(np.ones((draft_token_num, draft_token_num), dtype=np.int64)).reshape(-1)
+        self._chain = np.tril(np.ones((draft_token_num, draft_token_num), dtype=bool)).reshape(-1)
         # The mask for as many requests as the largest step so far had.
         self._mask = self._chain
         threading.Thread(
@@ -144,9 +144,6 @@ class RefrainCorpus:
 
     def synchronize(self):
         """Does nothing: the client knows emitted tokens at once."""
-
-    def batch_put(self, batch_tokens):
-        """Does nothing: the text of each request is followed, so its tail is not needed."""
 
     def load_external_corpus_named(self, corpus_id, chunks):
         raise ValueError("drafts come from the draft store: import documents there, with `refrain store import`")

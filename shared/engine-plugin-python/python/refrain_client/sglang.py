@@ -7,7 +7,6 @@ configured (REFRAIN_CLIENT_STORE_URL or REFRAIN_CLIENT_STORE_URLS, or REFRAIN_CL
 0.5.23, whose own `NGRAMWorker` verifies the drafts. Its arguments are sealed: writes are recorded, and applied later.
 """
 
-import atexit
 import os
 
 NAME = "REFRAIN"
@@ -44,7 +43,7 @@ def register():
     registered = SpeculativeAlgorithm.register(
         NAME, supports_overlap=True, validate_server_args=check, spec_class=RefrainAlgorithm
     )
-    registered(lambda server_args: worker())
+    registered(worker)
 
 
 def check(server_args):
@@ -92,24 +91,8 @@ def set_defaults(server_args):
     server_args.speculative_num_steps = server_args.speculative_num_draft_tokens
 
 
-def worker():
+def worker(server_args):
     """Returns the class of the worker, which SGLang instantiates."""
-    from sglang.srt.speculative.ngram_worker import NGRAMWorker
-
-    from refrain_client import Client
-    from refrain_client.corpus import RefrainCorpus
-    from refrain_client.vllm import tokenizer_folder
-
-    class RefrainWorker(NGRAMWorker):
-        def __init__(self, server_args, *others, **named):
-            super().__init__(server_args, *others, **named)
-            folder = tokenizer_folder(server_args.tokenizer_path or server_args.model_path, server_args.revision)
-            client = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder)
-            self.ngram_corpus = RefrainCorpus(client, self.draft_token_num)
-            atexit.register(self.ngram_corpus.close)
-
-        def _prepare_draft_tokens(self, batch):
-            self.ngram_corpus.begin_step(batch.reqs)
-            return super()._prepare_draft_tokens(batch)
+    from refrain_client.chains import RefrainWorker
 
     return RefrainWorker
