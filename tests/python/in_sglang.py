@@ -15,6 +15,7 @@ from types import ModuleType
 from types import SimpleNamespace as Namespace
 from unittest import mock
 
+import numpy as np
 from client import PATIENCE_SECONDS, PROMPT, TEXT, WithMesh, undisturbed, wait_until
 from refrain_client import announced, corpus, sglang
 from refrain_client.corpus import RefrainCorpus
@@ -131,19 +132,79 @@ class Engine:
                 return emitted
 
 
+class Tensor(np.ndarray):
+    """A tensor on a device, as far as drafts need it."""
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        return np.asarray(self)
+
+
+class Group:
+    """A tensor-parallel group whose ranks take turns, the first one first."""
+
+    world_size = 2
+    sent = None
+
+    def rank(self, rank_in_group):
+        return Namespace(rank_in_group=rank_in_group, world_size=self.world_size, broadcast=lambda tensor, src: self.broadcast(rank_in_group, tensor, src))
+
+    def broadcast(self, rank, tensor, src):
+        if rank == src:
+            self.sent = tensor.copy()
+        tensor[:] = self.sent
+        return tensor
+
+
 class NGRAMWorker:
-    """SGLang's worker, as far as the plugin's module needs it."""
+    """SGLang's worker, as far as drafts go through it. `engine` is set by the test."""
+
+    def __init__(self, server_args, gpu_id, nccl_port, target_worker):
+        self.draft_token_num, self.ngram_corpus, self.grammar_tree_host = NODES, None, None
+
+    def _prepare_draft_tokens(self, batch):
+        return self.engine.ask(self.ngram_corpus)
+
+    def _prepare_for_speculative_decoding(self, batch):
+        nodes, mask = self._prepare_draft_tokens(batch)
+        self.grammar_tree_host = (mask, nodes) if batch.has_grammar else None
+        batch.spec_info = Namespace(draft_token=nodes.copy().view(Tensor), custom_mask=mask)
 
 
-def fake_modules(is_cpu=True):
+class Ranks(Engine):
+    """An engine with several ranks, all of which have to verify the same drafts. Every other step has a grammar."""
+
+    def __init__(self, workers):
+        super().__init__(workers[0].ngram_corpus, True)
+        self.workers = workers
+        for worker in workers:
+            worker.engine = self
+
+    def draft(self, batch):
+        infos = []
+        for worker in self.workers:
+            step = Namespace(reqs=batch, has_grammar=self.steps % 2, forward_mode=Namespace(is_decode=lambda: True))
+            worker._prepare_for_speculative_decoding(step)
+            infos.append(step.spec_info)
+            if step.has_grammar:
+                assert np.array_equal(worker.grammar_tree_host[1], infos[0].draft_token)
+        assert all(np.array_equal(info.draft_token, infos[0].draft_token) for info in infos)
+        worker._update_ngram_corpus(step)
+        return infos[-1].draft_token, infos[-1].custom_mask
+
+
+def fake_modules(group, is_cpu=True):
     """The modules that the worker imports, with a torch that does nothing where there is none."""
-    names = ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.speculative.ngram_worker")
+    names = ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.speculative.ngram_worker", "sglang.srt.runtime_context")
     modules = {name: ModuleType(name) for name in names}
     if torch is None:
         modules["torch"] = ModuleType("torch")
     worker = modules["sglang.srt.speculative.ngram_worker"]
     worker.NGRAMWorker, worker.USE_FULL_MASK, worker._is_cpu = NGRAMWorker, True, is_cpu
     modules["sglang.srt.speculative"].ngram_worker = worker
+    modules["sglang.srt.runtime_context"].get_parallel = lambda: Namespace(tp_group=group)
     return mock.patch.dict(sys.modules, modules)
 
 
@@ -349,6 +410,25 @@ class Corpus(WithMesh):
             self.run_all(engine, [Req("c", [*TEXT, END], custom_params={"refrain_namespace": "nonsense"})])
         self.assertEqual(corpus.client.stats()["drafted_tokens"], drafted)
 
+    def test_all_ranks_verify_the_drafts_of_the_first(self):
+        group, workers, clients = Group(), [], []
+
+        def client_of(*_):
+            clients.append(self.mesh.client())
+            return clients[-1]
+
+        for rank in range(2):
+            with fake_modules(group.rank(rank)):
+                chains = importlib.import_module("refrain_client.chains")
+                with mock.patch.object(chains, "client_of", client_of):
+                    workers.append(chains.RefrainWorker(None, gpu_id=0, nccl_port=0, target_worker=None))
+                del sys.modules["refrain_client.chains"]
+        engine = Ranks(workers)
+        self.run_all(engine, [Req("a", [*TEXT, END])])
+        for req in self.few_steps(engine, count=3):
+            self.assertEqual(list(req.output_ids_through_stop), [*TEXT, END])
+        self.assertEqual(len(clients), 1)
+
     def test_there_are_no_corpora_to_load(self):
         corpus = self.corpus()
         for call in (lambda: corpus.load_external_corpus_named("a", [[1]]), lambda: corpus.remove_external_corpus("a")):
@@ -456,9 +536,9 @@ class Plugin(unittest.TestCase):
         self.assertEqual(deep.speculative_ngram_max_trie_depth, 32)
 
     def test_it_refuses_configurations_that_are_not_lossless(self):
-        self.assertIsNone(sglang.refuse(server_args()))
+        self.assertIsNone(sglang.refuse(server_args(tp_size=8)))
         for wrong in (
-            {"tp_size": 2}, {"pp_size": 2}, {"dp_size": 2}, {"attn_dp_size": 2}, {"device": "cpu"}, {"device": "xpu"},
+            {"pp_size": 2}, {"dp_size": 2}, {"attn_dp_size": 2}, {"device": "cpu"}, {"device": "xpu"},
             {"speculative_accept_threshold_acc": 0.9}, {"speculative_use_rejection_sampling": True},
         ):  # fmt: skip
             with self.assertRaisesRegex(ValueError, "REFRAIN: "):
@@ -470,7 +550,7 @@ class Plugin(unittest.TestCase):
 @unittest.skipIf(torch is None, "PyTorch is not installed")
 class Masks(unittest.TestCase):
     def test_the_full_mask_is_the_one_that_sglang_concatenates(self):
-        with fake_modules():
+        with fake_modules(None):
             chains = importlib.import_module("refrain_client.chains")
             del sys.modules["refrain_client.chains"]
         for nodes in (2, 5, 16):

@@ -4,11 +4,12 @@ import atexit
 import os
 
 import torch
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative import ngram_worker
 
 from refrain_client import Client
 from refrain_client.corpus import RefrainCorpus
-from refrain_client.vllm import tokenizer_folder
+from refrain_client.vllm import NullClient, tokenizer_folder
 
 # SGLang makes a full mask on GPUs: for each node, which tokens of the text and which nodes it sees. It concatenates one
 # for each request, which takes longer than all else in its step. That is switched off here, because the masks of
@@ -18,10 +19,15 @@ ngram_worker.USE_FULL_MASK = False
 
 
 class RefrainWorker(ngram_worker.NGRAMWorker):
+    """The worker, which SGLang instantiates in each rank of a tensor-parallel group. The first rank drafts for all."""
+
     def __init__(self, server_args, *others, **named):
         super().__init__(server_args, *others, **named)
-        self.ngram_corpus = RefrainCorpus(client_of(server_args), self.draft_token_num)
-        atexit.register(self.ngram_corpus.close)
+        self.group = get_parallel().tp_group
+        is_first = self.group.rank_in_group == 0
+        self.ngram_corpus = RefrainCorpus(client_of(server_args) if is_first else NullClient(), self.draft_token_num)
+        if is_first:
+            atexit.register(self.ngram_corpus.close)
 
     def _prepare_draft_tokens(self, batch):
         self.ngram_corpus.begin_step(batch.reqs)
@@ -35,6 +41,10 @@ class RefrainWorker(ngram_worker.NGRAMWorker):
         super()._prepare_for_speculative_decoding(batch)
         if mask is not None:
             batch.spec_info.custom_mask = mask
+        if self.group.world_size > 1:
+            drafts = self.group.broadcast(batch.spec_info.draft_token, src=0)
+            if self.grammar_tree_host is not None:
+                self.grammar_tree_host = (self.grammar_tree_host[0], drafts.cpu().numpy())
 
     def _update_ngram_corpus(self, batch):
         """Does nothing: the corpus follows the text of each request, so it needs no tails."""

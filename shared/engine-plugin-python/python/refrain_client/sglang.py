@@ -55,9 +55,9 @@ def check(server_args):
 def refuse(server_args):
     """The reason why drafts must not be made with these arguments, or None."""
     # SGLang 0.5.16 has no `attn_dp_size`, and counts those groups by `dp_size`.
-    for size in ("tp_size", "pp_size", "dp_size", "attn_dp_size"):
+    for size in ("pp_size", "dp_size", "attn_dp_size"):
         if getattr(server_args, size, 1) > 1:
-            return f"{size} is above 1: each rank would make drafts of its own, and all ranks need the same ones"
+            return f"{size} is above 1: only the ranks of one tensor-parallel group are sent the same drafts"
     if not str(server_args.device).startswith("cuda") or _is_hip():
         return f"on this device ({server_args.device}) SGLang verifies greedily even where an output is to be sampled"
     for threshold in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
