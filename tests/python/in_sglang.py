@@ -6,7 +6,9 @@ needed. With PyTorch, masks are tested as well.
 REFRAIN is the binary, and MODEL the folder of the shipped model.
 """
 
+import functools
 import importlib
+import itertools
 import os
 import sys
 import unittest
@@ -149,7 +151,8 @@ class Group:
     sent = None
 
     def rank(self, rank_in_group):
-        return Namespace(rank_in_group=rank_in_group, world_size=self.world_size, broadcast=lambda tensor, src: self.broadcast(rank_in_group, tensor, src))
+        send = functools.partial(self.broadcast, rank_in_group)
+        return Namespace(rank_in_group=rank_in_group, world_size=self.world_size, broadcast=send)
 
     def broadcast(self, rank, tensor, src):
         if rank == src:
@@ -197,7 +200,8 @@ class Ranks(Engine):
 
 def fake_modules(group, is_cpu=True):
     """The modules that the worker imports, with a torch that does nothing where there is none."""
-    names = ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.speculative.ngram_worker", "sglang.srt.runtime_context")
+    names = ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.speculative.ngram_worker",
+             "sglang.srt.runtime_context")  # fmt: skip
     modules = {name: ModuleType(name) for name in names}
     if torch is None:
         modules["torch"] = ModuleType("torch")
@@ -410,6 +414,25 @@ class Corpus(WithMesh):
             self.run_all(engine, [Req("c", [*TEXT, END], custom_params={"refrain_namespace": "nonsense"})])
         self.assertEqual(corpus.client.stats()["drafted_tokens"], drafted)
 
+    def test_an_attached_worker_names_the_output_and_its_rules(self):
+        self.mesh.start()
+        corpus = self.corpus(TOKEN=None)
+        engine, names = Engine(corpus, True), itertools.count()
+
+        def steps():
+            name = next(names)
+            fields = {
+                "refrain_namespace": self.mesh.token(), "refrain_document": f"{name:032x}", "refrain_epoch": 1,
+                "refrain_written": 3, "refrain_max_spec_tokens": 4,
+            }  # fmt: skip
+            return self.run_all(engine, [Req(str(name), [*TEXT, END], custom_params=fields)])
+
+        wait_until("a known text takes as few steps as the rule allows", lambda: len(TEXT) // 5 <= steps() < len(TEXT) // 2)
+        self.assertEqual(corpus.client.stats()["refused_fields"], 0)
+        # The worker writes these outputs to the store itself.
+        self.assertTrue(corpus.client.drain(PATIENCE_SECONDS))
+        self.assertEqual(self.mesh.client().stats()["documents"], 0)
+
     def test_all_ranks_verify_the_drafts_of_the_first(self):
         group, workers, clients = Group(), [], []
 
@@ -528,7 +551,8 @@ class Plugin(unittest.TestCase):
         self.assertTrue(plugin.overlaps and plugin.algorithm.is_ngram() and not plugin.algorithm.has_draft_kv())
         self.assertFalse(plugin.algorithm.carries_draft_hidden_states())
         self.assertFalse(hasattr(plugin.algorithm, "__deepcopy__"))
-        given = server_args(speculative_num_draft_tokens=16).record(plugin.check).record(plugin.algorithm.handle_server_args)
+        given = server_args(speculative_num_draft_tokens=16).record(plugin.check)
+        given = given.record(plugin.algorithm.handle_server_args)
         self.assertEqual((given.speculative_num_steps, given.speculative_eagle_topk), (16, 1))
         self.assertEqual((given.max_running_requests, given.enable_mixed_chunk), (48, False))
         self.assertEqual(given.speculative_ngram_max_trie_depth, 18)

@@ -33,8 +33,8 @@ pub struct EngineConfig {
     /// Whether requests carry their priority, for a vLLM with `--scheduling-policy priority`. Without that policy,
     /// vLLM 0.32 ignores the number, and other versions may refuse it.
     pub pass_priority: bool,
-    /// Whether the engine has Refrain's Python client inside (vLLM only). Then requests carry their namespace and
-    /// their document, which the worker uploads.
+    /// Whether the engine has Refrain's Python client inside (vLLM and SGLang only). Then requests carry their
+    /// namespace and their document, which the worker uploads.
     pub attached: bool,
     /// Timeout of calls that generate nothing, milliseconds.
     #[serde(skip)]
@@ -147,8 +147,8 @@ impl EngineConfig {
         );
         check(self.idle_ms_max >= 1, "engine.idle_ms_max: at least 1");
         check(
-            !self.attached || self.kind == EngineKind::Vllm,
-            "engine.attached: needs engine.kind = \"vllm\"",
+            !self.attached || matches!(self.kind, EngineKind::Vllm | EngineKind::Sglang),
+            "engine.attached: needs engine.kind = \"vllm\" or \"sglang\"",
         );
         check(
             !self.pass_priority || self.kind == EngineKind::Vllm,

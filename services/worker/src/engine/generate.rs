@@ -4,6 +4,7 @@ use futures_util::stream::BoxStream;
 use refrain_protocol::chunk::{DraftRules, Priority};
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId, TokenId};
+use serde_json::{Value, json};
 
 use super::words::unsupported_field;
 
@@ -64,6 +65,27 @@ impl GenerateRequest {
     /// Tokens that the engine must still generate before it may end.
     pub(crate) fn min_tokens_left(&self) -> u32 {
         self.sampling.min_tokens.saturating_sub(self.written())
+    }
+
+    /// The fields that the Refrain plugin inside the engine reads.
+    pub(crate) fn plugin_fields(&self) -> Option<Value> {
+        let attached = self.attached.as_ref()?;
+        let mut fields = json!({
+            "refrain_namespace": attached.token,
+            "refrain_document": attached.document,
+            "refrain_epoch": attached.epoch,
+            "refrain_written": self.written(),
+        });
+        if let Some(group) = &attached.group {
+            fields["refrain_group"] = json!(group);
+        }
+        // Each rule that is set. Older plugins ignore fields that they do not know.
+        if let Value::Object(rules) = json!(attached.drafts) {
+            for (name, value) in rules {
+                fields[format!("refrain_{name}")] = value;
+            }
+        }
+        Some(fields)
     }
 
     /// Checks that the engine samples after this text as it would have, had it generated the output so far itself. It

@@ -73,6 +73,9 @@ impl Dialect for SgLang {
             let (name, value) = constraint(&form.text)?;
             parameters[name] = json!(value);
         }
+        if let Some(fields) = request.plugin_fields() {
+            parameters["custom_params"] = fields;
+        }
         let mut body = json!({
             "rid": request.name(),
             "sampling_params": parameters,
@@ -83,6 +86,12 @@ impl Dialect for SgLang {
             body["return_logprob"] = json!(true);
             body["top_logprobs_num"] = json!(top);
         }
+        Ok(body)
+    }
+
+    fn introduction(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        let mut body = self.body(request)?;
+        body["sampling_params"]["ignore_eos"] = json!(true);
         Ok(body)
     }
 

@@ -58,23 +58,7 @@ impl Dialect for Vllm {
         if let Some(form) = &request.sampling.form {
             set("structured_outputs", structured_outputs(&form.text)?);
         }
-        if let Some(attached) = &request.attached {
-            // The Refrain plugin inside the engine reads these fields.
-            let mut fields = json!({
-                "refrain_namespace": attached.token,
-                "refrain_document": attached.document,
-                "refrain_epoch": attached.epoch,
-                "refrain_written": request.tokens.len() as u64 - u64::from(request.prompt_len),
-            });
-            if let Some(group) = &attached.group {
-                fields["refrain_group"] = json!(group);
-            }
-            // Each rule that is set. Older plugins ignore fields that they do not know.
-            if let Value::Object(rules) = json!(attached.drafts) {
-                for (name, value) in rules {
-                    fields[format!("refrain_{name}")] = value;
-                }
-            }
+        if let Some(fields) = request.plugin_fields() {
             set("vllm_xargs", fields);
         }
         if let Some(top) = request.sampling.top_logprobs {

@@ -1,10 +1,12 @@
 //! Streams in SGLang's documented shape, written by hand.
 
-use refrain_protocol::ErrorKind;
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::{DocumentId, ErrorKind};
 
 use super::super::tests::{decode_recorded, test_request};
 use super::*;
+use crate::engine::AttachedDocument;
 
 fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
     let lines: Vec<String> = events
@@ -252,4 +254,33 @@ fn versions_of_weights_are_numbers() {
     ] {
         assert_eq!(super::version_number(&version), number, "{version}");
     }
+}
+
+#[test]
+fn an_attached_engine_receives_the_document_of_an_output() {
+    let mut asked = test_request(&[5, 6, 7], Sampling::default());
+    let body = SgLang.body(&asked).unwrap();
+    assert!(body["sampling_params"].get("custom_params").is_none());
+    asked.prompt_len = 2;
+    asked.attached = Some(AttachedDocument {
+        token: "signed".into(),
+        issued_at_s: 9,
+        group: None,
+        document: DocumentId(0xab),
+        epoch: 3,
+        drafts: DraftRules::NO_DRAFTS,
+    });
+    let fields = json!({
+        "refrain_namespace": "signed",
+        "refrain_document": "000000000000000000000000000000ab",
+        "refrain_epoch": 3,
+        "refrain_written": 1,
+        "refrain_max_spec_tokens": 0,
+    });
+    let body = SgLang.body(&asked).unwrap();
+    assert_eq!(body["sampling_params"]["custom_params"], fields);
+    // An end token must not end it before the plugin sees it.
+    let introduction = &SgLang.introduction(&asked).unwrap()["sampling_params"];
+    assert_eq!(introduction["custom_params"], fields);
+    assert_eq!(introduction["ignore_eos"], true);
 }
