@@ -1,7 +1,10 @@
 """Refrain's plugin inside a real SGLang on a GPU, compared with SGLang's own n-grams and with no speculation.
 
     tests/real-engines/run sglang
-    in_sglang.py --refrain BINARY --model DIR --work DIR --python PYTHON [--shape DIR [--only-shape]]
+    in_sglang.py --refrain BINARY --model DIR --work DIR --python PYTHON [--device cpu] [--shape DIR [--only-shape]]
+
+Without an NVIDIA GPU the CPU is used. Then only greedy outputs are checked, since SGLang verifies no others there, and
+two ranks run as well. The plugin refuses a CPU for that reason, which is switched off.
 
 PYTHON is that of SGLang's environment, with the Python client. `--shape` names a folder with the `config.json` of a
 larger model. It runs with dummy weights and the shipped tokenizer, to measure steps of that size. An 8B model needs a
@@ -22,6 +25,7 @@ import statistics
 import sys
 import time
 
+import mesh
 import probe
 from attach import Store, install_probe
 from engines import Engine, call
@@ -42,6 +46,9 @@ LONG, SHORT = 136, 8
 POOL_TOKENS = 45_000
 # Engines with the larger shape that run together: 24 GB each, of 80.
 WAVE = 3
+# A package that stands for SGLang's kernels on a CPU, where few prompts are sent.
+NO_KERNELS = pathlib.Path(__file__).parent / "no_kernels"
+CPU_PROMPTS = 8
 # Samples of one prompt, to compare the distributions of outputs.
 DRAWS, DRAWN_TOKENS = 2048, 4
 
@@ -56,15 +63,19 @@ class Sglang(Engine):
         self.python, self.model = options.python, model or options.model
         self.more, self.variables = [*options.engine_argument, *more], variables or {}
 
-    def arguments(self):
+    def command(self, *more):
         return [
             self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1", "--port", str(self.port),
-            "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none", "--enable-metrics",
-            "--max-running-requests", str(max(AT_ONCE)), "--cuda-graph-max-bs-decode", str(max(AT_ONCE)),
+            "--sampling-backend", "pytorch", "--grammar-backend", "none", "--enable-metrics", *more,
+        ]  # fmt: skip
+
+    def arguments(self):
+        return self.command(
+            "--attention-backend", "triton", "--max-running-requests", str(max(AT_ONCE)), "--cuda-graph-max-bs-decode", str(max(AT_ONCE)),
             # They take time at every start, and are not measured.
             "--disable-prefill-cuda-graph",
             *map(str, self.more),
-        ]  # fmt: skip
+        )  # fmt: skip
 
     def env(self):
         return {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **self.variables}
@@ -88,6 +99,37 @@ class Sglang(Engine):
         }  # fmt: skip
         best = call(self.url + "/generate", body)[1]["meta_info"]["output_top_logprobs"][0]
         return best[0][0] - best[1][0]
+
+
+class CpuSglang(Sglang):
+    """Such an SGLang on a CPU, where it computes in float32 and without its package of kernels."""
+
+    start_seconds = 900
+
+    def arguments(self):
+        return self.command(*CPU_ARGUMENTS, *map(str, self.more))
+
+    def env(self):
+        return {**super().env(), **cpu_variables(self.variables.get("PYTHONPATH"))}
+
+
+CPU_ARGUMENTS = (
+    "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--max-running-requests", "64",
+    "--max-total-tokens", "60000",
+)  # fmt: skip
+
+
+def cpu_variables(path=None):
+    """The environment of an SGLang on a CPU. More threads would only wait for each other on a few cores."""
+    path = os.pathsep.join(filter(None, (str(NO_KERNELS), path or os.environ.get("PYTHONPATH"))))
+    return {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def ranks_on_cpu(ranks):
+    """The environment of several ranks: the core of each, since SGLang would have a NUMA node for each, and no NCCL."""
+    cores = sorted(os.sched_getaffinity(0))
+    bound = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+    return {"SGLANG_CPU_OMP_THREADS_BIND": bound, "SGLANG_NCCL_SO_PATH": os.devnull}
 
 
 class Answers:
@@ -121,12 +163,16 @@ class Run:
         self.metrics = f"127.0.0.1:{free_port()}" if store else None
         if store:
             variables |= {**store.variables(), "REFRAIN_CLIENT_METRICS_LISTEN": self.metrics}
-        self.engine = Sglang(options, name, ["--max-total-tokens", POOL_TOKENS, *more], variables)
+        if options.device == "cpu":
+            self.engine, self.prompts_max = CpuSglang(options, name, more, variables), CPU_PROMPTS
+        else:
+            self.engine = Sglang(options, name, ["--max-total-tokens", POOL_TOKENS, *more], variables)
+            self.prompts_max = None
 
     def ask(self, rounds, is_whole=True):
         """Sends every prompt in each round, one after another. If `is_whole`, also samples, and many at once."""
         engine = self.engine
-        self.asked = prompts(engine)
+        self.asked = prompts(engine)[: self.prompts_max]
         self.rounds = [Answers(engine, self.asked, 1, TOKENS) for _ in range(rounds)]
         # Texts long enough for a rate. The first round only makes them known.
         self.rates = {
@@ -238,13 +284,36 @@ def check_outputs(table, options, store):
         table.measured("sglang", f"{run.name}: metrics", detail)
 
 
-def same_tokens(table, run, plain):
+def check_on_cpu(table, options, store):
+    """Checks greedy outputs and drafts, with one rank and then with two that start with what the first one learnt."""
+    ours, plain = Run(options, OURS, store, speculating("REFRAIN")), Run(options, PLAIN)
+    ranks = Run(options, f"{OURS}-ranks", store, [*speculating("REFRAIN"), "--tp-size", 2])
+    ranks.engine.variables |= ranks_on_cpu(2)
+    try:
+        start_all([plain.engine, ours.engine])
+        table.measured("sglang", plain.name, plain.ask(rounds=1, is_whole=False).summary())
+        table.measured("sglang", ours.name, ours.ask(rounds=2, is_whole=False).summary())
+        stop(ours.engine)
+        ranks.engine.start()
+        table.measured("sglang", ranks.name, ranks.ask(rounds=1, is_whole=False).summary())
+        for run in (ours, ranks):
+            same_tokens(table, run, plain, mesh.NEAR_TIE)
+    finally:
+        for run in (plain, ours, ranks):
+            stop(run.engine)
+    cold, warm, known = ours.rounds[0], ours.rounds[1], ranks.rounds[0]
+    for name, answers in (("drafts once a text is known", warm), ("drafts from the store, on two ranks", known)):
+        detail = f"{answers.tokens_per_step():.2f} tokens a step, {cold.tokens_per_step():.2f} at first"
+        table.row("sglang", name, answers.tokens_per_step() > 1.5 * cold.tokens_per_step(), detail)
+
+
+def same_tokens(table, run, plain, near_tie=NEAR_TIE):
     outputs = [
         (number, *each)
         for answers in run.rounds
         for number, each in enumerate(zip(plain.asked, answers.outputs, plain.rounds[0].outputs))
     ]
-    same, ties, wrong = compare(plain.engine, outputs, NEAR_TIE)
+    same, ties, wrong = compare(plain.engine, outputs, near_tie)
     detail = f"{same} of {len(outputs)} outputs; {ties} part at near-ties; {len(wrong)} differ"
     table.row("sglang", f"{run.name}: same greedy tokens", not wrong, detail)
 
@@ -308,6 +377,7 @@ def main():
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--python", type=pathlib.Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if shutil.which("nvidia-smi") else "cpu")
     parser.add_argument("--shape", type=pathlib.Path)
     parser.add_argument("--only-shape", action="store_true")
     parser.add_argument("--engine-argument", action="append", default=[])
@@ -318,9 +388,11 @@ def main():
         old.unlink()
     table, store = Table(), Store(options).ready()
     try:
-        if not options.only_shape:
+        if options.device == "cpu":
+            check_on_cpu(table, options, store)
+        elif not options.only_shape:
             check_outputs(table, options, store)
-        if options.shape:
+        if options.shape and options.device != "cpu":
             check_steps(table, options, store)
     finally:
         store.process.stop()

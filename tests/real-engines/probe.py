@@ -55,8 +55,8 @@ def register_sglang():
 
 
 def verify_on_cpu():
-    """Has SGLang verify chains on any CPU. Its attention in PyTorch reads the lengths of prompts, which a step of drafts
-    does not have. The plugin refuses a CPU, where sampled drafts would be judged as greedy ones."""
+    """Has SGLang verify chains on any CPU. Its attention in PyTorch reads the lengths of prompts, which a step of
+    drafts does not have. The plugin refuses a CPU, where sampled drafts would be judged as greedy ones."""
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 

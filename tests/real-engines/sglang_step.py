@@ -3,8 +3,8 @@
     sglang_step.py [TEXT_TOKENS]
 
 It runs in SGLang's environment, with the Python client, and needs no model. Both workers get the same drafts from a
-corpus that costs nothing, and must hand on the same batch. Without a GPU, tensors are on the CPU, the kernels of SGLang are left
-out of the times, and PYTHONPATH names `no_kernels`.
+corpus that costs nothing, and must hand on the same batch. Without a GPU, tensors are on the CPU, the kernels of SGLang
+are left out of the times, and PYTHONPATH names `no_kernels`.
 """
 
 import os

@@ -7,7 +7,6 @@ PYTHON is that of SGLang's environment. Without an NVIDIA GPU the CPU is used.
 """
 
 import argparse
-import os
 import pathlib
 import shutil
 import sys
@@ -15,11 +14,8 @@ import sys
 import mesh
 import trainer
 from engines import call
-from in_sglang import Sglang
+from in_sglang import CPU_ARGUMENTS, Sglang, cpu_variables
 from mesh import Table, clear
-
-# A package that stands for SGLang's kernels.
-NO_KERNELS = pathlib.Path(__file__).parent / "no_kernels"
 
 
 class TrainerSglang(Sglang):
@@ -84,19 +80,10 @@ class CpuSglang(TrainerSglang):
     def __init__(self, options, number):
         super().__init__(options, number)
         self.engine_arguments = options.engine_argument
-        # More threads would only wait for each other on a few cores.
-        self.variables = {
-            "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(NO_KERNELS), os.environ.get("PYTHONPATH")))),
-        }  # fmt: skip
+        self.variables = cpu_variables()
 
     def arguments(self):
-        return [
-            self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1", "--port", str(self.port),
-            "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-            "--grammar-backend", "none", "--enable-metrics", "--max-running-requests", "64", "--max-total-tokens", "60000",
-            *map(str, self.engine_arguments),
-        ]  # fmt: skip
+        return self.command(*CPU_ARGUMENTS, *map(str, self.engine_arguments))
 
 
 def main():

@@ -11,15 +11,15 @@ from refrain_client import Client
 from refrain_client.corpus import RefrainCorpus
 from refrain_client.vllm import NullClient, tokenizer_folder
 
-# SGLang makes a full mask on GPUs: for each node, which tokens of the text and which nodes it sees. It concatenates one
-# for each request, which takes longer than all else in its step. That is switched off here, because the masks of
+# SGLang makes a full mask on GPUs: for each node, which tokens of the text and which nodes it sees. It concatenates
+# one for each request, which takes longer than all else in its step. That is switched off here, because the masks of
 # chains differ only by the lengths of texts.
 HAS_FULL_MASK = ngram_worker.USE_FULL_MASK and not ngram_worker._is_cpu
 ngram_worker.USE_FULL_MASK = False
 
 
 class RefrainWorker(ngram_worker.NGRAMWorker):
-    """The worker, which SGLang instantiates in each rank of a tensor-parallel group. The first rank drafts for all."""
+    """The worker, which SGLang instantiates in each rank of a tensor-parallel group. The first drafts for all."""
 
     def __init__(self, server_args, *others, **named):
         super().__init__(server_args, *others, **named)

@@ -1,11 +1,13 @@
 """Stands for SGLang's package of kernels, which cannot be loaded on many CPUs.
 
-SGLang imports its names and calls none of them there: it computes with PyTorch.
+SGLang imports its names and calls few of them there: it computes with PyTorch. Those few are in `torch_kernels`.
 """
 
 import importlib.abc
 import importlib.machinery
 import sys
+
+from sgl_kernel import torch_kernels
 
 
 class _AnyAttribute(type):
@@ -25,7 +27,7 @@ class _Name(metaclass=_AnyAttribute):
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
-    return _Name
+    return getattr(torch_kernels, name, _Name)
 
 
 class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
