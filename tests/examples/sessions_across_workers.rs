@@ -1,9 +1,10 @@
-//! Measures the tokens that eight sessions of coding agents make four workers read again, with and without the names of
-//! the sessions.
+//! Measures the tokens that eight sessions of coding agents make four workers read again, with and without the names
+//! of the sessions.
 //!
-//! Each session has 20 turns, with a tool's result between two of them. Two sessions write another date into the heads
-//! of their prompts after ten turns. In the first part four sessions have one head, as agents of one program have. Two
-//! have another, as its subagents have, and two have heads of their own. In the second part all have one head.
+//! Each session has 20 turns, with a tool's result between two of them. Two sessions write another date into the
+//! heads of their prompts after ten turns. In the first part four sessions have one head, as agents of one program
+//! have. Two have another, as its subagents have, and two have heads of their own. In the second part all have one
+//! head.
 //!
 //! Usage: `cargo run -p e2e --example sessions_across_workers -- [head lines] [pause ms]`
 

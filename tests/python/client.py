@@ -22,6 +22,7 @@ from unittest import mock
 
 from refrain_client import Client
 from refrain_client.ending import Ending
+from refrain_client.followed import FollowedRequests
 from refrain_client.lossless import refuse
 from refrain_client.suffix import SuffixDecodingCache
 
@@ -633,7 +634,8 @@ class SuffixCache(WithMesh):
         scheduler = RefrainScheduler.__new__(RefrainScheduler)
         scheduler.drafts = mock.create_autospec(Client, instance=True)
         scheduler.drafts.step.side_effect = lambda wanted: [[7, 8] if name == "a" else None for name, *_ in wanted]
-        scheduler.followed, scheduler.num_spec_tokens, scheduler.max_model_len = {}, 4, 1000
+        scheduler.num_spec_tokens, scheduler.max_model_len = 4, 1000
+        scheduler.followed = FollowedRequests(scheduler.drafts)
         requests = [Request(name) for name in "abc"]
         scheduler.requests = {request.request_id: request for request in requests}
         scheduler.update_draft_token_ids(drafted(["a", "b", "c"], [[5], [6], []]))

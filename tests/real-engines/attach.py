@@ -107,6 +107,8 @@ def head_for_vllm(options):
     config = json.loads((shipped / "config.json").read_text())
     layers = "eagle_aux_hidden_state_layer_ids"
     config["eagle_config"][layers] = [layer + 1 for layer in config["eagle_config"][layers]]
+    # Model Runner V2 reads them here.
+    config[layers] = config["eagle_config"][layers]
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

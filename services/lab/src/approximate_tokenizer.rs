@@ -13,8 +13,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes of the longest piece of a word. Vocabularies of 100,000 to 200,000 tokens have few longer words. In other
 /// scripts than Latin they have fewer characters a token.
 const WORD_BYTES_MAX: usize = 10;
-/// Bytes of the longest piece of a word after a mark, as in `the_name`. Texts have these less often than words after a
-/// space, so vocabularies have fewer of them whole.
+/// Bytes of the longest piece of a word after a mark, as in `the_name`. Texts have these less often than words after
+/// a space, so vocabularies have fewer of them whole.
 const NAME_BYTES_MAX: usize = 5;
 /// Bytes of the longest piece of a word in capitals, for the same reason.
 const CAPITALS_BYTES_MAX: usize = 6;

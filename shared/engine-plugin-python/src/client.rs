@@ -18,10 +18,11 @@ use crate::tokens::Tokens;
 /// A replica of a mesh's drafts, which follows the draft store and uploads outputs to it.
 ///
 /// Client(config=None, tokenizer=None, devices=False): `config` is the path of a TOML file, which variables
-/// REFRAIN_CLIENT_... override. `tokenizer` is the folder of the engine's tokenizer.json, used where the configuration
-/// names none. `devices` says that the engine's runner drafts on its devices: then the client says what belongs there.
-/// Raises ValueError for a faulty configuration, a tokenizer that cannot be read, and a token of other keys or of
-/// another tokenizer. The client waits for a newer token where it is expired, or where its file cannot be read.
+/// REFRAIN_CLIENT_... override. `tokenizer` is the folder of the engine's tokenizer.json, used where the
+/// configuration names none. `devices` says that the engine's runner drafts on its devices: then the client says what
+/// belongs there. Raises ValueError for a faulty configuration, a tokenizer that cannot be read, and a token of other
+/// keys or of another tokenizer. The client waits for a newer token where it is expired, or where its file cannot be
+/// read.
 #[pyclass(frozen)]
 pub(crate) struct Client {
     proposer: Proposer,
@@ -184,16 +185,16 @@ impl Client {
         })
     }
 
-    /// place(request_id): where the devices find the drafts of a request: the number of its namespace, or None, and the
-    /// most draft tokens of a step by its own rules. None if the request is unknown.
+    /// place(request_id): where the devices find the drafts of a request: the number of its namespace, or None, and
+    /// the most draft tokens of a step by its own rules. None if the request is unknown.
     fn place(&self, py: Python<'_>, request_id: &str) -> Option<(Option<u32>, u32)> {
         let place = py.detach(|| self.proposer.place(request_id))?;
         Some((place.namespace, place.draft_tokens_max))
     }
 
-    /// device_commands(): the changes of the texts on the devices, in their order, which the next step makes on all of
-    /// them: ("drop", number, at, words) and ("load", number, namespace, at, text words, file). `at` is in words of the
-    /// arena. Call `devices_have_loaded` once for each step with a "load", after it.
+    /// device_commands(): the changes of the texts on the devices, in their order, which the next step makes on all
+    /// of them: ("drop", number, at, words) and ("load", number, namespace, at, text words, file). `at` is in words
+    /// of the arena. Call `devices_have_loaded` once for each step with a "load", after it.
     fn device_commands(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let commands = py.detach(|| self.proposer.device_commands());
         let tuples = commands.into_iter().map(|command| match command {
@@ -217,14 +218,14 @@ impl Client {
     }
 
     /// match_odds(depth): the odds that a match is continued rightly, as (number of a namespace, odds), for the
-    /// namespaces of which more was learnt. The odds are those of matches of 0 to `depth` tokens, in the request's own
-    /// text, then in its group, then in its namespace.
+    /// namespaces of which more was learnt. The odds are those of matches of 0 to `depth` tokens, in the request's
+    /// own text, then in its group, then in its namespace.
     fn match_odds(&self, py: Python<'_>, depth: u32) -> Vec<(u32, Vec<f32>)> {
         py.detach(|| self.proposer.match_odds(depth))
     }
 
-    /// length(requests, lengths, prompt_tokens): the length of the drafts of a step that decodes for these requests, out
-    /// of `lengths`, and whether it is 0 because the guard compares steps with and without drafts.
+    /// length(requests, lengths, prompt_tokens): the length of the drafts of a step that decodes for these requests,
+    /// out of `lengths`, and whether it is 0 because the guard compares steps with and without drafts.
     fn length(
         &self,
         py: Python<'_>,

@@ -3,10 +3,10 @@
 //! An engine that schedules ahead cannot wait for the host's drafts. It searches the segments of its requests'
 //! namespaces on the device instead. This module says which segments those are, and where each lies there:
 //!
-//! * an actor (`export.rs`) looks at the namespaces in use. It writes each sealed segment to a file in memory, and the
-//!   outputs that are not sealed yet as one more segment, which is made anew as they change;
-//! * [`DeviceIndex::take`] compares what should be on the device with what is there. Its commands go to all ranks with
-//!   one step, so that all of them draft from the same texts;
+//! * an actor (`export.rs`) looks at the namespaces in use. It writes each sealed segment to a file in memory, and
+//!   the outputs that are not sealed yet as one more segment, which is made anew as they change;
+//! * [`DeviceIndex::take`] compares what should be on the device with what is there. Its commands go to all ranks
+//!   with one step, so that all of them draft from the same texts;
 //! * `arena.rs` divides the device's memory, as a pure function.
 //!
 //! Documents that are removed are left out of their segment, which is sent anew, and the old one is overwritten.
@@ -121,7 +121,7 @@ struct State {
     loading: VecDeque<Vec<Arc<PartFile>>>,
 }
 
-/// What is on the devices, and what should be.
+/// The texts on the devices, and those that should be there.
 pub(crate) struct DeviceIndex {
     config: DeviceConfig,
     namespaces_max: usize,
@@ -239,8 +239,8 @@ impl DeviceIndex {
         commands
     }
 
-    /// Takes into account that all devices have loaded the segments of the oldest step that loads any. Their files are
-    /// deleted.
+    /// Takes into account that all devices have loaded the segments of the oldest step that loads any. Their files
+    /// are deleted.
     pub(crate) fn has_loaded(&self) {
         let loaded = self.state.lock().loading.pop_front();
         drop(loaded);

@@ -45,7 +45,7 @@ pub struct Proposer {
     reader: PromptReader,
     /// Taken by the engine's threads only, never by those of this crate.
     requests: Mutex<Requests>,
-    /// What is on the engine's devices, if it drafts there.
+    /// The texts on the engine's devices, if it drafts there.
     device: Option<Arc<DeviceIndex>>,
     pub(crate) metrics: PluginMetrics,
     registry: Metrics,

@@ -45,7 +45,7 @@ pub(crate) struct Request {
     /// The chain that was found for the step in progress. Its first tokens are worth their price.
     found: Option<Candidate>,
     paying: PayingPart,
-    /// Who was offered them.
+    /// The place that they were offered to.
     offered: OfferedTo,
     /// The engine's own draft for the step in progress, where it is known.
     engine_draft: Vec<u32>,
@@ -53,14 +53,14 @@ pub(crate) struct Request {
     touched: Vec<DocumentId>,
 }
 
-/// Who was offered a draft.
+/// The place that a draft was offered to.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum OfferedTo {
     #[default]
     Nobody,
     /// The engine verifies it.
     Engine,
-    /// The engine's devices draft from the same texts. What they draft is not known here, and counted elsewhere.
+    /// The engine's devices draft from the same texts. Their drafts are not known here, and counted elsewhere.
     Devices,
 }
 

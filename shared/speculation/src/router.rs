@@ -178,8 +178,8 @@ impl<N: Copy + Hash + Eq> Router<N> {
         offers
     }
 
-    /// The best of these lengths for the drafts of a step that verifies as many places of each request. `frame.tokens`
-    /// are those without drafts.
+    /// The best of these lengths for the drafts of a step that verifies as many places of each request.
+    /// `frame.tokens` are those without drafts.
     pub fn uniform_length(&self, drafts: &[UniformDraft], lengths: &[u32], frame: Frame) -> u32 {
         match self.is_off(frame.batch) {
             true => 0,

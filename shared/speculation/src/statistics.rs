@@ -106,9 +106,9 @@ impl AcceptanceStatistics {
         self.nodes.under_match(source, scope, match_len)
     }
 
-    /// The odds that a single match of so many tokens of a text of this scope is continued rightly, whatever its tokens
-    /// are. They are p / (1 - p), so that the odds of matches that agree can be added. Before anything was observed
-    /// they say nothing.
+    /// The odds that a single match of so many tokens of a text of this scope is continued rightly, whatever its
+    /// tokens are. They are p / (1 - p), so that the odds of matches that agree can be added. Before anything was
+    /// observed they say nothing.
     pub fn match_odds(&self, scope: Scope, match_len: u32) -> f32 {
         let under_match = self.under_match(Source::Suffix, scope, match_len.max(1));
         let probability = under_match.probability(1, 1, 1.0);

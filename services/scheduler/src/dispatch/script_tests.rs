@@ -28,6 +28,7 @@ mod interruptions;
 mod kv_placement;
 mod lengths;
 mod rollouts;
+mod state;
 
 /// Scripts count from this time, so that instants are short and epochs are those of a real clock.
 const START_MS: u64 = 1_700_000_000_000;

@@ -55,9 +55,9 @@ impl Proposer {
         }
     }
 
-    /// What a match is worth on the devices, by namespace number, for the namespaces of which enough was learnt since
-    /// the last call: for the request's own text, its group and its namespace the odds that a single match of 0, 1 and
-    /// so on up to `depth` tokens is continued rightly.
+    /// The worth of matches on the devices, by namespace number, for the namespaces of which enough was learnt since
+    /// the last call: for the request's own text, its group and its namespace the odds that a single match of 0, 1
+    /// and so on up to `depth` tokens is continued rightly.
     pub fn match_odds(&self, depth: u32) -> Vec<(u32, Vec<f32>)> {
         let Some(device) = &self.device else {
             return Vec::new();
@@ -87,8 +87,8 @@ impl Proposer {
     }
 
     /// The length of the drafts of a step, out of those that the engine has, and whether the guard holds drafts back.
-    /// The requests are those that the step decodes for. Their drafts are judged by the text that is known here, which
-    /// may be a step behind the devices'.
+    /// The requests are those that the step decodes for. Their drafts are judged by the text that is known here,
+    /// which may be a step behind the devices'.
     pub fn length(&self, requests: &[String], step: &PaddedStep) -> (u32, bool) {
         let all = &mut *self.requests.lock();
         let longest = step.lengths.iter().copied().max().unwrap_or(0);

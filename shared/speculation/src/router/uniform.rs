@@ -15,8 +15,8 @@ impl UniformDraft {
 }
 
 /// The length with the highest worth. `worth(length)` is what the step's tokens are worth, bonus tokens included, and
-/// `seconds(length)` how long the step takes, in the same unit per second as `rate`. Without a rate, tokens per second
-/// are compared. Among equals the shortest wins; without lengths there are no drafts.
+/// `seconds(length)` how long the step takes, in the same unit per second as `rate`. Without a rate, tokens per
+/// second are compared. Among equals the shortest wins; without lengths there are no drafts.
 pub(super) fn best_length(
     lengths: &[u32],
     rate: Option<f64>,

@@ -61,17 +61,14 @@ class RefrainAsyncScheduler(AsyncScheduler):
         for new in scheduler_output.scheduled_new_reqs:
             if new.req_id not in self.followed:
                 self._begin(self.requests[new.req_id])
-        scheduler_output.num_spec_tokens_to_schedule = self.num_spec_tokens
-        if self.has_head:
-            # Each place costs a pass of the head, so it drafts only what the next step verifies.
-            decoding = [self.requests[id] for id in scheduler_output.num_scheduled_tokens]
-            scheduler_output.num_spec_tokens_to_schedule = self._length(decoding)
+        if not self.has_head:
+            scheduler_output.num_spec_tokens_to_schedule = self.num_spec_tokens
         super()._update_after_schedule(scheduler_output)
         if self.has_head:
+            # What the head will bring is not known here, so its drafts are as long as vLLM has them.
             for req_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[req_id]
-                if request.spec_token_ids:
-                    request.spec_token_ids = [-1] * self._within(request, len(request.spec_token_ids))
+                request.spec_token_ids = [-1] * self._within(request, len(request.spec_token_ids))
 
     def update_from_output(self, scheduler_output, model_runner_output):
         before = {}
