@@ -221,9 +221,12 @@ class KernelTest(unittest.TestCase):
         states.set(0, [*range(1, 20), *range(1, 13)])
         states.set(1, [10, 11, 12])
         batch, head = torch.tensor([0, 1]), torch.full((2, PLACES), 99, dtype=torch.int64)
-        accepted = torch.tensor([1, 3], dtype=torch.int32)
+        sampled = torch.tensor([1, 3], dtype=torch.int32)
         for _ in range(60):
-            drafts = index.better(propose(index, states, [0, 1]), head, batch, accepted)
+            ours = propose(index, states, [0, 1])
+            drafts = index.better(ours, head, batch, sampled, PLACES + 1 - sampled)
+            # A step that verifies nothing says nothing.
+            index.better(ours, head, batch, torch.ones_like(sampled), torch.zeros_like(sampled))
         # The head brings two tokens where it drafts. The repeating text is expected to bring more, the other nothing.
         self.assertAlmostEqual(float(index.gain_of_others), 2.0, delta=0.2)
         self.assertEqual(drafts[0].tolist(), [13, 14, 15, 16, 17, 18])
@@ -356,7 +359,8 @@ class DrafterTest(unittest.TestCase):
             rows = torch.zeros(1, dtype=torch.int64, device=device)
             sampled = torch.ones(1, dtype=torch.int32, device=device)
             beside = torch.zeros(1, PLACES, dtype=torch.int64, device=device)
-            drafts = drafter.propose(rows, sampled, states.last_sampled_tokens, 4, beside)
+            drafts = drafter.propose(rows, sampled, states.last_sampled_tokens, 4)
+            drafts = drafter.index.better(drafts, beside, rows, sampled, sampled)
             self.assertEqual((drafts.device, tuple(drafts.shape)), (device, (1, PLACES)))
             drafter.index.drop(0, 0, 8)
             with self.assertRaises(Exception):

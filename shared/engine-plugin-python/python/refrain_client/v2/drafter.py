@@ -70,14 +70,12 @@ class DeviceDrafter:
         """Drafts of a run that is none: the shape alone counts."""
         return self.index.drafts[:batch]
 
-    def propose(self, rows, num_sampled, last_sampled, wanted=None, beside=None):
-        """Drafts for the rows of a step, int64 [batch, places]. `beside` are drafts that stay where they are expected to
-        bring more."""
+    def propose(self, rows, num_sampled, last_sampled, wanted=None):
+        """Drafts for the rows of a step, int64 [batch, places]."""
         states = self.req_states
         wanted = self.index.places if wanted is None else wanted
         last = last_sampled.view(-1)
-        drafts = self.index.propose(states.all_token_ids.gpu, states.total_len.gpu, rows, num_sampled, last, wanted)
-        return drafts if beside is None else self.index.better(drafts, beside, rows, num_sampled)
+        return self.index.propose(states.all_token_ids.gpu, states.total_len.gpu, rows, num_sampled, last, wanted)
 
     def _load(self, number, namespace, at, text_words, file):
         slot = self._free_slots.pop()

@@ -79,7 +79,6 @@ class DeviceIndex:
         # Beside drafts of another kind: accepted tokens of those, and the rows whose last draft was one.
         self.gain_of_others = new(1, fill=0, dtype=torch.float32)
         self.has_other = new(rows, fill=False, dtype=torch.bool)
-        self.last_wanted = 0
 
     def load(self, number, namespace, at, words, text_len):
         """Puts a segment at a place of the arena: `words`, int32, are its text and behind it the suffix array."""
@@ -111,7 +110,6 @@ class DeviceIndex:
         limits, batch = self.limits, rows.shape[0]
         texts, found = self.texts[:batch], self.found[:batch]
         drafts, drafted = self.drafts[:batch], self.drafted[:batch]
-        self.last_wanted = wanted
         if wanted == 0 or batch == 0:
             return drafts
         kernels.match_texts[(batch, 1 + limits.siblings, self.chunks)](
@@ -126,24 +124,23 @@ class DeviceIndex:
         )  # fmt: skip
         kernels.draft[(batch,)](
             tokens, tokens.stride(0), lengths, rows, self.table, self.arena, last, self.votes, texts, found, drafts,
-            drafted, self.scores, min(wanted, self.places), COLUMNS=self.columns, TEXT_MATCHES=self.text_matches, OF_SOURCE=self.of_source,
-            SEGMENT_MATCHES=self.segment_matches,
+            drafted, self.scores, min(wanted, self.places), COLUMNS=self.columns, TEXT_MATCHES=self.text_matches,
+            OF_SOURCE=self.of_source, SEGMENT_MATCHES=self.segment_matches,
             LANES=triton.next_power_of_2(self.text_matches + self.segment_matches), DEPTH=limits.depth,
             PLACES=self.places, PLACES_P2=triton.next_power_of_2(self.places), TOKENS=limits.tokens,
         )  # fmt: skip
         return drafts
 
-
-    def better(self, drafts, others, rows, sampled):
+    def better(self, drafts, others, rows, sampled, rejected):
         """For each row of a step `drafts`, which `propose` has just returned, or those of `others`, whichever is expected
-        to bring more. What the others bring is learnt from their last drafts, on the device."""
-        if self.last_wanted > 0:
-            was_other = self.has_other[rows] & (sampled > 0)
-            accepted = torch.where(was_other, sampled - 1, 0).sum()
-            count = was_other.sum()
-            mean = accepted / count.clamp(min=1)
-            step = torch.where(count > 0, LEARNT_PER_STEP, 0.0)
-            self.gain_of_others += step * (mean - self.gain_of_others)
+        to bring more. What the others bring is learnt from their last drafts, on the device. `rejected` is int32
+        [batch]: the drafted tokens of the step that were not accepted."""
+        # With nothing verified, nothing is learnt.
+        was_other = self.has_other[rows] & (sampled > 0) & (sampled + rejected > 1)
+        accepted = torch.where(was_other, sampled - 1, 0).sum()
+        count = was_other.sum()
+        mean = accepted / count.clamp(min=1)
+        self.gain_of_others += torch.where(count > 0, LEARNT_PER_STEP, 0.0) * (mean - self.gain_of_others)
         is_better = self.scores[: rows.shape[0]] > self.gain_of_others
         self.has_other.index_copy_(0, rows, ~is_better)
         return torch.where(is_better[:, None], drafts, others)

@@ -65,7 +65,8 @@ class RefrainEagleSpeculator(EagleSpeculator):
             return of_head
         with torch.inference_mode():
             rows = input_batch.idx_mapping
-            return self.drafter.propose(rows, num_sampled, last_sampled, num_speculative_tokens, beside=of_head)
+            drafts = self.drafter.propose(rows, num_sampled, last_sampled, num_speculative_tokens)
+            return self.drafter.index.better(drafts, of_head, rows, num_sampled, num_rejected)
 
 
 def drafter_of(vllm_config, device, req_states):
