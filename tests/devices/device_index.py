@@ -467,10 +467,11 @@ class RefusalTest(unittest.TestCase):
 
     def test_tested_configurations_are_accepted_and_others_are_named(self):
         self.assertIsNone(self.refuse())
-        self.assertIsNone(self.refuse("0.32.0", speculative_config__method="ngram_gpu"))
         self.assertIsNone(self.refuse(speculative_config__method="eagle3"))
         for words, version, changes in (
             ("0.34.1", "0.34.1", {}),
+            ("0.32.0", "0.32.0", {}),
+            ("method is ngram_gpu", "0.33.0", {"speculative_config__method": "ngram_gpu"}),
             ("the speculative method is suffix", "0.33.0", {"speculative_config__method": "suffix"}),
             ("the speculative method is none", "0.33.0", {"speculative_config": None}),
             ("V1 model runner", "0.33.0", {"use_v2_model_runner": False}),

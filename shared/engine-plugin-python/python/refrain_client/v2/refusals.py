@@ -4,9 +4,9 @@ from refrain_client.lossless import LOSSLESS_RULES
 
 SCHEDULER = "RefrainAsyncScheduler"
 # Versions of vLLM that were tested.
-VERSIONS = ("0.32.", "0.33.")
+VERSIONS = ("0.33.",)
 HEADS = ("eagle3",)
-METHODS = ("ngram", "ngram_gpu", *HEADS)
+METHODS = ("ngram", *HEADS)
 
 
 def has_head(vllm_config):
@@ -20,8 +20,7 @@ def refuse(vllm_config):
 
     speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if not vllm.__version__.startswith(VERSIONS):
-        tested = " and ".join(version + "x" for version in VERSIONS)
-        return f"vLLM {vllm.__version__} was not tested; {tested} were"
+        return f"vLLM {vllm.__version__} was not tested; {', '.join(version + 'x' for version in VERSIONS)} was"
     if speculation is None or speculation.method not in METHODS:
         found = "none" if speculation is None else speculation.method
         return f'the speculative method is {found}: start the engine with "ngram", or with "eagle3" and a head'
