@@ -1,6 +1,6 @@
 //! One length for all drafts of a step, for engines that verify as many places of every request.
 
-/// What a draft is expected to bring its request.
+/// The expectation of the draft of a request.
 #[derive(Clone, Debug, Default)]
 pub struct UniformDraft {
     /// The probability that the first draft token is accepted, that the first two are, and so on: never rising.
