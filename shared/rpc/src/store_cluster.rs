@@ -369,15 +369,19 @@ mod tests {
 
     use super::*;
 
-    /// Answers one request: with the directory if it asks for that, and otherwise with an error. Returns its head.
-    fn answer(mut stream: &TcpStream, directory: &StoreDirectory) -> String {
+    /// Reads one request. Returns its head.
+    fn read(mut stream: &TcpStream) -> String {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
             stream.read_exact(&mut byte).unwrap();
             head.extend(byte);
         }
-        let head = String::from_utf8(head).unwrap().to_lowercase();
+        String::from_utf8(head).unwrap().to_lowercase()
+    }
+
+    /// Answers a request with this head: with the directory if it asks for that, and otherwise with an error.
+    fn answer(mut stream: &TcpStream, head: &str, directory: &StoreDirectory) {
         let is_directory = head.contains("/directory");
         let (status, body) = match is_directory {
             true => ("200 OK", serde_json::to_string(directory).unwrap()),
@@ -388,7 +392,6 @@ mod tests {
             "HTTP/1.1 {status}\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{body}"
         );
         stream.write_all(text.as_bytes()).unwrap();
-        head
     }
 
     #[tokio::test]
@@ -411,8 +414,11 @@ mod tests {
         let seen = heads.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let head = answer(&stream.unwrap(), &directory);
-                seen.lock().push(head);
+                let stream = stream.unwrap();
+                let head = read(&stream);
+                // The caller may look as soon as it has its answer.
+                seen.lock().push(head.clone());
+                answer(&stream, &head, &directory);
             }
         });
         let client = MeshClient::new("", &"0".repeat(64), Duration::from_secs(60)).unwrap();
