@@ -1,6 +1,21 @@
-"""The requests of a vLLM scheduler, as the client follows them."""
+"""The client of a vLLM scheduler, and the requests that it follows."""
 
+import atexit
+import os
+
+from refrain_client import Client
 from refrain_client.announced import start
+from refrain_client.suffix import DRAIN_SECONDS
+from refrain_client.vllm import tokenizer_folder
+
+
+def client_of(vllm_config, **how):
+    """A client for the model of an engine, which sends its outputs before the process ends."""
+    model = vllm_config.model_config
+    folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
+    client = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder, **how)
+    atexit.register(client.drain, DRAIN_SECONDS)
+    return client
 
 
 class FollowedRequests:
@@ -18,12 +33,13 @@ class FollowedRequests:
         return req_id in self._followed
 
     def begin(self, request):
-        """Begins a request. Output that it has already is told with its next tokens."""
+        """Begins a request. Output that it has already is told with its next tokens. Returns its fields."""
         params = request.sampling_params
         fields = (params.extra_args if params else None) or {}
         prompt = list(request.all_token_ids[: request.num_prompt_tokens])
         self._followed[request.request_id] = [request, len(prompt)]
         start(self.client, request.request_id, prompt, fields)
+        return fields
 
     def take_new_tokens(self, req_id):
         """The tokens of a request that the client does not know yet. The caller tells it."""

@@ -8,16 +8,10 @@ tokens as certain: `lossless.py` refuses the other configurations. vLLM does not
 docs/vllm.md lists the versions that it was tested with.
 """
 
-import atexit
-import os
-
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from refrain_client import Client
-from refrain_client.followed import FollowedRequests
+from refrain_client.followed import FollowedRequests, client_of
 from refrain_client.lossless import refuse
-from refrain_client.suffix import DRAIN_SECONDS
-from refrain_client.vllm import tokenizer_folder
 
 
 class RefrainScheduler(Scheduler):
@@ -28,10 +22,7 @@ class RefrainScheduler(Scheduler):
         if why_not:
             raise ValueError(f"RefrainScheduler: {why_not}")
         super().__init__(vllm_config, *others, **named)
-        model = vllm_config.model_config
-        folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
-        self.drafts = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder)
-        atexit.register(self.drafts.drain, DRAIN_SECONDS)
+        self.drafts = client_of(vllm_config)
         self.followed = FollowedRequests(self.drafts)
 
     def update_draft_token_ids(self, draft_token_ids):

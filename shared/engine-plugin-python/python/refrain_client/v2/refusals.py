@@ -1,6 +1,6 @@
 """What the drafts inside Model Runner V2 were not tested with, and refuse by name."""
 
-from refrain_client.lossless import LOSSLESS_RULES
+from refrain_client.lossless import refuse_rules
 
 SCHEDULER = "RefrainAsyncScheduler"
 # Versions of vLLM that were tested.
@@ -31,10 +31,8 @@ def refuse(vllm_config):
         )
     if not vllm_config.scheduler_config.async_scheduling:
         return "asynchronous scheduling is off: leave out --no-async-scheduling"
-    if speculation.draft_sample_method != "greedy":
-        return f'draft_sample_method is {speculation.draft_sample_method}: drafts are certain tokens; set it to "greedy"'
-    if speculation.rejection_sample_method not in LOSSLESS_RULES:
-        return f"rejection_sample_method is {speculation.rejection_sample_method}, which is not lossless"
+    if why_not := refuse_rules(speculation):
+        return why_not
     if getattr(speculation, "watermark_config", None) is not None or getattr(vllm_config, "watermark_config", None):
         return "watermarks are drawn with drafts: leave them out"
     if parallel.pipeline_parallel_size > 1:

@@ -1,20 +1,15 @@
 """The scheduler of vLLM's Model Runner V2 with drafts from a mesh."""
 
-import atexit
-import os
 import time
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from refrain_client import Client
 from refrain_client.announced import PREFIX
-from refrain_client.followed import FollowedRequests
-from refrain_client.suffix import DRAIN_SECONDS
+from refrain_client.followed import FollowedRequests, client_of
 from refrain_client.v2.index import DEPTH
 from refrain_client.v2.lengths import lengths_of
 from refrain_client.v2.news import Place, StepNews
 from refrain_client.v2.refusals import SCHEDULER, has_head, refuse
-from refrain_client.vllm import tokenizer_folder
 
 # Steps between two questions for what matches are worth.
 ODDS_EVERY_STEPS = 256
@@ -28,10 +23,7 @@ class RefrainAsyncScheduler(AsyncScheduler):
         if why_not:
             raise ValueError(f"{SCHEDULER}: {why_not}")
         super().__init__(vllm_config, *others, **named)
-        model = vllm_config.model_config
-        folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
-        self.drafts = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder, devices=True)
-        atexit.register(self.drafts.drain, DRAIN_SECONDS)
+        self.drafts = client_of(vllm_config, devices=True)
         self.followed = FollowedRequests(self.drafts)
         self.groups = Groups()
         self.lengths = lengths_of(vllm_config)
@@ -78,17 +70,17 @@ class RefrainAsyncScheduler(AsyncScheduler):
                 before[req_id] = request, request.num_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._observe(scheduler_output, before)
-        self._end_gone()
+        for req_id in self.followed.end_gone(self.requests):
+            self.places.pop(req_id, None)
+            self.groups.leave(req_id)
         if scheduler_output.refrain.has_loads():
             self.drafts.devices_have_loaded()
         return outputs
 
     def _begin(self, request):
-        self.followed.begin(request)
+        fields = self.followed.begin(request)
         req_id = request.request_id
         namespace, places_max = self.drafts.place(req_id) or (None, self.num_spec_tokens)
-        params = request.sampling_params
-        fields = (params.extra_args if params else None) or {}
         group, written = fields.get(PREFIX + "group"), fields.get(PREFIX + "written")
         self.places[req_id] = Place(
             namespace=-1 if namespace is None else namespace,
@@ -96,11 +88,6 @@ class RefrainAsyncScheduler(AsyncScheduler):
             written=written if isinstance(written, int) else 0,
             places_max=places_max,
         )
-
-    def _end_gone(self):
-        for req_id in self.followed.end_gone(self.requests):
-            self.places.pop(req_id, None)
-            self.groups.leave(req_id)
 
     def _length(self, decoding):
         """The length of the drafts of a step that decodes for these requests."""
@@ -117,7 +104,6 @@ class RefrainAsyncScheduler(AsyncScheduler):
 
     def _news(self, scheduler_output):
         self.steps += 1
-        self._end_gone()
         return StepNews(
             commands=self.drafts.device_commands(),
             odds=self.drafts.match_odds(DEPTH) if self.steps % ODDS_EVERY_STEPS == 0 else [],
