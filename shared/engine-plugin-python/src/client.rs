@@ -8,8 +8,7 @@ use pyo3::IntoPyObjectExt as _;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use refrain_engine_plugin::{
-    DeviceCommand, EngineRules, PaddedPart, PaddedStep, PluginConfig, Proposer, RequestStart,
-    RequestStep,
+    DeviceCommand, EngineRules, PaddedPart, PluginConfig, Proposer, RequestStart, RequestStep,
 };
 use refrain_protocol::chunk::DraftRules;
 
@@ -224,20 +223,10 @@ impl Client {
         py.detach(|| self.proposer.match_odds(depth))
     }
 
-    /// length(requests, lengths, prompt_tokens): the length of the drafts of a step that decodes for these requests,
+    /// length(requests, lengths): the length of the drafts of a step that decodes for these requests,
     /// out of `lengths`, and whether it is 0 because the guard compares steps with and without drafts.
-    fn length(
-        &self,
-        py: Python<'_>,
-        requests: Vec<String>,
-        lengths: Vec<u32>,
-        prompt_tokens: u32,
-    ) -> (u32, bool) {
-        let step = PaddedStep {
-            lengths,
-            prompt_tokens,
-        };
-        py.detach(|| self.proposer.length(&requests, &step))
+    fn length(&self, py: Python<'_>, requests: Vec<String>, lengths: Vec<u32>) -> (u32, bool) {
+        py.detach(|| self.proposer.length(&requests, &lengths))
     }
 
     /// observe_step(seconds, parts, withheld): learns what a step took. Each part is (request id, prompt tokens that

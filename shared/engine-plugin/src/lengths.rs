@@ -9,15 +9,6 @@ use std::num::NonZeroUsize;
 /// Tokens per second with drafts over those without, below which the guard turns drafting off.
 const GAIN_MIN: f64 = 1.0;
 
-/// A step that an engine is about to schedule.
-#[derive(Clone, Debug)]
-pub struct PaddedStep {
-    /// The lengths of drafts that the engine has, ascending: those that it captured graphs for. 0 means no drafts.
-    pub lengths: Vec<u32>,
-    /// Prompt tokens of the step.
-    pub prompt_tokens: u32,
-}
-
 /// The part of a request in a step that an engine made.
 #[derive(Clone, Debug)]
 pub struct PaddedPart {
@@ -59,19 +50,16 @@ impl Lengths {
         &self,
         drafts: &[UniformDraft],
         kv_tokens: u64,
-        step: &PaddedStep,
+        lengths: &[u32],
     ) -> Option<u32> {
         let batch = drafts.len() as u32;
-        if self.router.withholds(batch, step.prompt_tokens > 0) {
-            return None;
-        }
         let frame = Frame {
-            tokens: batch + step.prompt_tokens,
+            tokens: batch,
             kv_tokens,
             slots_max: u32::MAX,
             batch,
         };
-        Some(self.router.uniform_length(drafts, &step.lengths, frame))
+        self.router.uniform_length(drafts, lengths, frame)
     }
 
     /// Takes a step into account: its seconds, and for each request its part, the length of its text, and the number

@@ -33,7 +33,7 @@ mod tests;
 
 pub use config::{PluginConfig, PluginMeshConfig};
 pub use device::{DeviceCommand, DeviceConfig};
-pub use lengths::{PaddedPart, PaddedStep};
+pub use lengths::PaddedPart;
 pub use proposer::{Proposer, RequestPlace, RequestStart, RequestStep};
 pub use request::DraftChain;
 pub use speculation::{EngineRules, SpeculationConfig};

@@ -178,13 +178,21 @@ impl<N: Copy + Hash + Eq> Router<N> {
         offers
     }
 
-    /// The best of these lengths for the drafts of a step that verifies as many places of each request.
-    /// `frame.tokens` are those without drafts.
-    pub fn uniform_length(&self, drafts: &[UniformDraft], lengths: &[u32], frame: Frame) -> u32 {
-        match self.is_off(frame.batch) {
+    /// The best of these lengths for the drafts of a step that verifies as many places of each request. `None` if the
+    /// guard holds drafts back. `frame.tokens` are those without drafts.
+    pub fn uniform_length(
+        &self,
+        drafts: &[UniformDraft],
+        lengths: &[u32],
+        frame: Frame,
+    ) -> Option<u32> {
+        if self.withholds(frame.batch, false) {
+            return None;
+        }
+        Some(match self.is_off(frame.batch) {
             true => 0,
             false => self.goodput.uniform_length(drafts, lengths, frame),
-        }
+        })
     }
 
     /// Decides for one request by itself, and takes its tokens out of the frame.

@@ -263,19 +263,14 @@ impl Judge {
 
     /// The length of the next step's drafts, by those of this step.
     fn choose_length(&self, prospects: &[Prospect<usize>], frame: Frame) -> Length {
-        if self.router.withholds(frame.batch, false) {
-            return Length {
-                places: 0,
-                is_withheld: true,
-            };
-        }
         let drafts = prospects.iter().map(|prospect| UniformDraft {
             path_probabilities: prospect.path_probabilities.clone(),
         });
         let drafts: Vec<UniformDraft> = drafts.collect();
+        let places = self.router.uniform_length(&drafts, &LENGTHS, frame);
         Length {
-            places: self.router.uniform_length(&drafts, &LENGTHS, frame),
-            is_withheld: false,
+            places: places.unwrap_or(0),
+            is_withheld: places.is_none(),
         }
     }
 

@@ -115,11 +115,6 @@ impl DraftIndex {
         &self.index
     }
 
-    /// The sealed segments with their masks.
-    pub fn sealed(&self) -> Vec<MountedSegment> {
-        self.index.mounted().to_vec()
-    }
-
     /// A number that changes with the text that [`copy_settled`](Self::copy_settled) copies.
     pub fn settled_stamp(&self) -> u64 {
         let settled = self.live.keys().filter(|id| !self.is_pinned(**id));

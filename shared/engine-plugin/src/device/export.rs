@@ -79,7 +79,7 @@ impl DeviceExport {
     fn refresh(&mut self, id: NamespaceId, namespace: &NamespaceReplica) {
         let (sealed, stamp) = {
             let drafts = namespace.read();
-            (drafts.sealed(), drafts.settled_stamp())
+            (drafts.index().mounted().to_vec(), drafts.settled_stamp())
         };
         let Known {
             sealed: mut before,

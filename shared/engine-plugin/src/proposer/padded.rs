@@ -5,7 +5,7 @@ use refrain_speculation::router::UniformDraft;
 
 use super::{Proposer, Requests, of_namespace};
 use crate::device::DeviceCommand;
-use crate::lengths::{PaddedPart, PaddedStep};
+use crate::lengths::PaddedPart;
 use crate::speculation::EngineRules;
 
 /// Observations of a namespace before which the devices keep their default votes, and after which they get new ones.
@@ -89,9 +89,9 @@ impl Proposer {
     /// The length of the drafts of a step, out of those that the engine has, and whether the guard holds drafts back.
     /// The requests are those that the step decodes for. Their drafts are judged by the text that is known here,
     /// which may be a step behind the devices'.
-    pub fn length(&self, requests: &[String], step: &PaddedStep) -> (u32, bool) {
+    pub fn length(&self, requests: &[String], lengths: &[u32]) -> (u32, bool) {
         let all = &mut *self.requests.lock();
-        let longest = step.lengths.iter().copied().max().unwrap_or(0);
+        let longest = lengths.iter().copied().max().unwrap_or(0);
         let engine = EngineRules {
             is_padded: true,
             ..EngineRules::default()
@@ -109,7 +109,7 @@ impl Proposer {
             drafts.push(request.prospect(&params, statistics, longest as usize, &self.metrics));
             kv_tokens += u64::from(request.standing().0);
         }
-        match all.lengths.choose(&drafts, kv_tokens, step) {
+        match all.lengths.choose(&drafts, kv_tokens, lengths) {
             Some(length) => (length, false),
             None => (0, true),
         }

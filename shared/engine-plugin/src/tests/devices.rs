@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::*;
-use crate::{DeviceCommand, DeviceConfig, PaddedPart, PaddedStep, RequestPlace};
+use crate::{DeviceCommand, DeviceConfig, PaddedPart, RequestPlace};
 
 /// A rig whose engine drafts on its devices, with files in `folder`.
 fn rig(folder: &Path) -> Rig {
@@ -147,10 +147,6 @@ fn play(repeats: bool, token_ms: f64) -> Vec<u32> {
         rig.begin(request, &prompt, None);
         texts.push(prompt);
     }
-    let step = PaddedStep {
-        lengths: vec![0, 4, 8],
-        prompt_tokens: 0,
-    };
     let (mut chosen, mut withheld, mut length) = (Vec::new(), false, 0);
     for number in 0..600u32 {
         let mut parts = Vec::new();
@@ -173,7 +169,7 @@ fn play(repeats: bool, token_ms: f64) -> Vec<u32> {
         }
         let seconds = (10.0 + token_ms * f64::from(8 * (1 + length))) / 1e3;
         rig.proposer.observe_step(seconds, parts, withheld);
-        (length, withheld) = rig.proposer.length(&requests, &step);
+        (length, withheld) = rig.proposer.length(&requests, &[0, 4, 8]);
         if number >= 300 {
             chosen.push(length);
         }

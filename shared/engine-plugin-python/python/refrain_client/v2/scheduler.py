@@ -93,8 +93,7 @@ class RefrainAsyncScheduler(AsyncScheduler):
         """The length of the drafts of a step that decodes for these requests."""
         if not decoding:
             return self.num_spec_tokens
-        # Prompts that the step reads are not known yet.
-        length, self.withholds = self.drafts.length([request.request_id for request in decoding], self.lengths, 0)
+        length, self.withholds = self.drafts.length([request.request_id for request in decoding], self.lengths)
         return length
 
     def _within(self, request, places):
