@@ -245,14 +245,15 @@ class QwenCode(Program):
     def again(self, task):
         return [*self.options(), "--continue", "-p", task]
 
-    def shell(self, command):
-        return "run_shell_command", {"command": command, "is_background": False}
-
     def write(self, name, content):
         return "write_file", {"file_path": str(self.repo / name), "content": content + "\n"}
 
+    def read(self, name):
+        # On a busy machine its shell tool may say "(empty)" of a command that wrote something.
+        return "read_file", {"file_path": str(self.repo / name)}
+
     def extras(self):
-        return [[("read_file", {"file_path": str(self.repo / IMAGE)})]]
+        return [[self.read(IMAGE)]]
 
 
 class Aider(Program):
