@@ -220,17 +220,47 @@ class KernelTest(unittest.TestCase):
         index.set_rows(rows.take())
         states.set(0, [*range(1, 20), *range(1, 13)])
         states.set(1, [10, 11, 12])
-        batch, head = torch.tensor([0, 1]), torch.full((2, PLACES), 99, dtype=torch.int64)
-        sampled = torch.tensor([1, 3], dtype=torch.int32)
+        batch, sampled = torch.tensor([0, 1]), torch.tensor([1, 3], dtype=torch.int32)
         for _ in range(60):
-            ours = propose(index, states, [0, 1])
-            drafts = index.better(ours, head, batch, sampled, PLACES + 1 - sampled)
+            drafts = propose(index, states, [0, 1])
+            is_better = index.is_better(batch, sampled, PLACES + 1 - sampled)
             # A step that verifies nothing says nothing.
-            index.better(ours, head, batch, torch.ones_like(sampled), torch.zeros_like(sampled))
+            index.is_better(batch, torch.ones_like(sampled), torch.zeros_like(sampled))
         # The head brings two tokens where it drafts. The repeating text is expected to bring more, the other nothing.
         self.assertAlmostEqual(float(index.gain_of_others), 2.0, delta=0.2)
+        self.assertEqual(is_better.tolist(), [True, False])
         self.assertEqual(drafts[0].tolist(), [13, 14, 15, 16, 17, 18])
-        self.assertEqual(drafts[1].tolist(), [99] * PLACES)
+
+    def test_confidences_say_where_texts_agree_and_what_the_next_drafts_may_be(self):
+        index = DeviceIndex(Limits(4_000, **SMALL), 3, TEXT_TOKENS_MAX, PLACES, "cpu")
+        rows, states = Rows(index.limits, 3), States(3)
+        for row in range(3):
+            rows.begin(row, -1, -1, 1)
+        index.set_rows(rows.take())
+        # A text that goes on in one way, one that went on in two, and one that never came.
+        once = [*range(1, 20), *range(1, 13)]
+        states.set(0, once)
+        states.set(1, [*range(1, 14), 50, *once])
+        states.set(2, [10, 11, 12])
+        propose(index, states, [0, 1, 2], wanted=4)
+        sure, unsure, none = index.confidences.tolist()
+        self.assertTrue(all(0.5 < confidence < 1 for confidence in sure[:4]), sure)
+        self.assertLess(unsure[1], sure[1])
+        # Behind what is wanted nothing is drafted.
+        self.assertEqual((sure[4:], none), ([0, 0], [0] * PLACES))
+
+        sampled = torch.tensor([1, 1, 0], dtype=torch.int32)
+        expected = index.next_confidences(index.confidences[:3], sampled).cumprod(dim=1)
+        present = index.confidences.cumprod(dim=1)
+        # The mean knows little yet, so less is expected of a draft than it says.
+        self.assertTrue((expected[0, :4] < present[0, :4]).all())
+        for _ in range(2000):
+            expected = index.next_confidences(index.confidences[:3], sampled).cumprod(dim=1)
+        mean = present[:2].mean(dim=0)
+        self.assertTrue(torch.allclose(index.mean_path, mean, atol=1e-4))
+        self.assertTrue(torch.allclose(expected[0], 0.75 * present[0] + 0.25 * mean, atol=1e-4))
+        # A row without a draft may have one next, and a prompt that is not read to its end does not count.
+        self.assertTrue(torch.allclose(expected[2], 0.25 * mean, atol=1e-4))
 
     def test_the_kernels_compile_for_a_gpu(self):
         # In a process without the interpreter. No GPU is needed to compile for one.
@@ -242,7 +272,8 @@ class KernelTest(unittest.TestCase):
             "from refrain_client.v2.index import Limits\n"
             "l = Limits(1 << 20)\n"
             "types = dict(stride='i64', wanted='i32', rows_ptr='*i64', found_ptr='*i64', segments_ptr='*i64',\n"
-            "    last_ptr='*i64', texts_ptr='*i64', drafts_ptr='*i64', scores_ptr='*fp32')\n"
+            "    last_ptr='*i64', texts_ptr='*i64', drafts_ptr='*i64', scores_ptr='*fp32',\n"
+            "    confidences_ptr='*fp32')\n"
             "sizes = dict(COLUMNS=kernels.SOURCES_AT.value + l.siblings + l.segments, SIBLINGS=l.siblings, CHUNKS=4,\n"
             "    CHUNK=l.chunk, BLOCK=l.block, DEPTH=l.depth, TOP=l.top, SEGMENTS=l.segments, NEAR=l.near,\n"
             "    TEXT_MATCHES=72, OF_SOURCE=8, SEGMENT_MATCHES=256, LANES=512, PLACES=16, PLACES_P2=16,\n"
@@ -358,9 +389,10 @@ class DrafterTest(unittest.TestCase):
             drafter.index.set_odds(1, [0.5] * kernels.KINDS * (DEPTH + 1))
             rows = torch.zeros(1, dtype=torch.int64, device=device)
             sampled = torch.ones(1, dtype=torch.int32, device=device)
-            beside = torch.zeros(1, PLACES, dtype=torch.int64, device=device)
             drafts = drafter.propose(rows, sampled, states.last_sampled_tokens, 4)
-            drafts = drafter.index.better(drafts, beside, rows, sampled, sampled)
+            index = drafter.index
+            self.assertEqual(index.is_better(rows, sampled, sampled).device, device)
+            self.assertEqual(index.next_confidences(index.confidences[:1], sampled).device, device)
             self.assertEqual((drafts.device, tuple(drafts.shape)), (device, (1, PLACES)))
             drafter.index.drop(0, 0, 8)
             with self.assertRaises(Exception):
@@ -491,6 +523,27 @@ class RefusalTest(unittest.TestCase):
         self.assertTrue(plugin.is_chosen(self.config(scheduler_config__scheduler_cls=named)))
         for other in (None, "vllm.v1.core.sched.async_scheduler.AsyncScheduler", "refrain_client.scheduler.RefrainScheduler"):
             self.assertFalse(plugin.is_chosen(self.config(scheduler_config__scheduler_cls=other)))
+
+    def test_adaptive_verification_ranks_by_drafts_and_chooses_the_number_by_what_is_expected_next(self):
+        class Manager:
+            def __init__(self):
+                self._confidence_probs, self.copied = torch.zeros(4, 2), None
+
+            def record_confidences(self, confidences, batch):
+                self._confidence_probs[batch.idx_mapping] = confidences[: batch.num_reqs]
+                self.copied = self._confidence_probs.clone()
+
+        plugin.tell_of_next_drafts(Manager)
+        plugin.tell_of_next_drafts(Manager)
+        manager, batch = Manager(), Namespace(num_reqs=1, idx_mapping=torch.tensor([2]))
+        present = torch.tensor([[0.9, 0.8], [0.1, 0.1]])
+        manager.record_confidences(present, batch)
+        self.assertEqual(manager.copied[2].tolist(), present[0].tolist())
+        present.refrain_next = torch.tensor([[0.5, 0.4]])
+        manager.record_confidences(present, batch)
+        self.assertEqual(manager.copied[2].tolist(), present.refrain_next[0].tolist())
+        self.assertEqual(manager._confidence_probs[2].tolist(), present[0].tolist())
+        self.assertEqual(manager._confidence_probs[:2].sum(), 0)
 
 
 if __name__ == "__main__":

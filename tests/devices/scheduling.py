@@ -110,7 +110,7 @@ from refrain_client.v2.scheduler import RefrainAsyncScheduler  # noqa: E402
 CONFIG = Namespace(
     speculative_config=Namespace(
         method="ngram", draft_sample_method="greedy", rejection_sample_method="standard", num_speculative_tokens=8,
-        num_speculative_tokens_per_batch_size=[(1, 2, 8), (3, 4, 4), (5, 8, 0)],
+        num_speculative_tokens_per_batch_size=[(1, 2, 8), (3, 4, 4), (5, 8, 0)], enable_adaptive_verification=False,
     ),
     use_v2_model_runner=True,
     scheduler_config=Namespace(async_scheduling=True),
@@ -191,6 +191,14 @@ class SchedulerTest(WithMesh):
             scheduler.update_from_output(output, {"free": [number % 7 + 10], "none": [number + 100]})
         self.assertLessEqual(lengths, set(scheduler.lengths))
         self.assertIn(8, lengths)
+
+    def test_adaptive_verification_gets_all_places_and_shortens_them_itself(self):
+        with mock.patch.object(CONFIG.speculative_config, "enable_adaptive_verification", True):
+            scheduler = self.begin_engine()
+        self.assertEqual(scheduler.lengths, [8])
+        scheduler.add(Request("a", PROMPT, 1000))
+        scheduler.update_from_output(scheduler.schedule(), {"a": [1]})
+        self.assertEqual(len(scheduler.schedule().scheduled_spec_decode_tokens["a"]), 8)
 
     def test_groups_have_numbers_while_their_requests_run(self):
         scheduler = self.scheduler

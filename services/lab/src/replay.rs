@@ -16,6 +16,7 @@
 //! Counts and modelled times depend on the traces and settings alone; other times are those of this machine.
 
 mod account;
+mod adaptive;
 mod breakdown;
 mod by_length;
 mod clock;

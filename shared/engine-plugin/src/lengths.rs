@@ -2,7 +2,6 @@
 
 use refrain_speculation::router::{
     Frame, Policy, Route, Router, RouterParams, Step, StepPart, Threshold, TrialParams,
-    UniformDraft,
 };
 use std::num::NonZeroUsize;
 
@@ -47,8 +46,8 @@ impl Lengths {
     /// The best length for a step that decodes for these requests, each given by the path probabilities of its draft.
     /// `None` if the guard holds drafts back.
     pub(crate) fn choose(
-        &self,
-        drafts: &[UniformDraft],
+        &mut self,
+        drafts: &[Vec<f32>],
         kv_tokens: u64,
         lengths: &[u32],
     ) -> Option<u32> {

@@ -9,7 +9,6 @@ use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::draft::{
     Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose_valued,
 };
-use refrain_speculation::router::UniformDraft;
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use crate::background::{BackgroundEvent, EndedRequest};
@@ -299,22 +298,20 @@ impl Request {
         })
     }
 
-    /// The draft that was found, as far as it is worth its price, by what it is expected to bring. It is searched for
-    /// if tokens were emitted since.
+    /// The path probabilities of the draft that was found, as far as it is worth its price. It is searched for if
+    /// tokens were emitted since.
     pub(crate) fn prospect(
         &mut self,
         params: &ProposeParams,
         statistics: &AcceptanceStatistics,
         tokens_max: usize,
         metrics: &PluginMetrics,
-    ) -> UniformDraft {
+    ) -> Vec<f32> {
         if self.found.is_none() {
             self.propose(params, statistics, tokens_max, metrics);
         }
         self.offered = OfferedTo::Devices;
-        UniformDraft {
-            path_probabilities: self.paying.path_probabilities.clone(),
-        }
+        self.paying.path_probabilities.clone()
     }
 
     /// Length of the text, tokens, and how many tokens the last draft was expected to bring.

@@ -61,7 +61,7 @@ pub use score::{ACCEPTED_LENGTH_PRIOR, Threshold};
 pub use step::{Outcome, Step, StepPart};
 pub use transfer::{Candidacy, RecentRoutes, should_transfer};
 pub use trials::{TrialParams, batch_bucket};
-pub use uniform::UniformDraft;
+pub use uniform::Outlook;
 pub use urgency::{Pace, Priority};
 
 use crate::statistics::AcceptanceStatistics;
@@ -180,9 +180,12 @@ impl<N: Copy + Hash + Eq> Router<N> {
 
     /// The best of these lengths for the drafts of a step that verifies as many places of each request. `None` if the
     /// guard holds drafts back. `frame.tokens` are those without drafts.
+    ///
+    /// The drafts are those that are known while the length is chosen, which may be those of the step before. Each is
+    /// given by the probabilities that its first token is accepted, that its first two are, and so on.
     pub fn uniform_length(
-        &self,
-        drafts: &[UniformDraft],
+        &mut self,
+        drafts: &[Vec<f32>],
         lengths: &[u32],
         frame: Frame,
     ) -> Option<u32> {

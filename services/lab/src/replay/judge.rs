@@ -6,15 +6,16 @@ use std::num::NonZeroUsize;
 
 use refrain_speculation::draft::{Candidate, DraftTree, Expansion, ProposeParams, ProposeRules};
 use refrain_speculation::router::{
-    Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy as RouterPolicy,
-    Priority, Prospect, Route, Router, RouterParams, Step, StepPart, Threshold, TrialParams,
-    UniformDraft,
+    Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Outlook,
+    Policy as RouterPolicy, Priority, Prospect, Route, Router, RouterParams, Step, StepPart,
+    Threshold, TrialParams,
 };
 use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
 
 use super::account::Account;
+use super::adaptive;
 use super::counts::Acceptance;
 use super::eagle3::Eagle3;
 use super::engine_model::{EngineModel, StepLoad};
@@ -65,6 +66,8 @@ pub(crate) enum StepDraft {
 pub(crate) struct DraftChoice {
     namespace: usize,
     pub(crate) draft: StepDraft,
+    /// Places that are verified: its draft tokens, and those that an engine verifies without any.
+    places: usize,
     pub(crate) found: Option<Candidate>,
     /// The expected probability that each drafted token is accepted.
     acceptance_probabilities: Vec<f32>,
@@ -100,6 +103,9 @@ impl StepDraft {
 /// The lengths of drafts for which an engine has graphs, under `padded`.
 const LENGTHS: [u32; 6] = [0, 2, 4, 8, 16, 32];
 
+/// Longest draft under `adaptive`: vLLM captures graphs for this many places of each request.
+const ADAPTIVE_TOKENS_MAX: usize = 32;
+
 /// One length for all drafts of a step.
 #[derive(Clone, Copy, Default)]
 struct Length {
@@ -118,6 +124,9 @@ pub(crate) struct Judge {
     /// Under `padded`: the length of the drafts in the step under way, and what was chosen for the next one.
     length: Length,
     next_length: Length,
+    /// Under `adaptive`: the draft tokens that the next step verifies, and what they are expected to bring.
+    next_budget: usize,
+    outlook: Outlook,
     /// Nothing is drafted in steps of more requests than this.
     off_above_batch: Option<usize>,
     /// Drafted and accepted tokens of the head.
@@ -164,6 +173,8 @@ impl Judge {
             withholds: false,
             length: Length::default(),
             next_length: Length::default(),
+            next_budget: 0,
+            outlook: Outlook::default(),
             off_above_batch: None,
             head: Acceptance::default(),
             positions: Positions::default(),
@@ -188,7 +199,7 @@ impl Judge {
         let price = self.router.draft_price(requests as u32);
         match self.judging.policy {
             Policy::Goodput => rules.for_router(price),
-            Policy::Padded => ProposeParams {
+            Policy::Padded | Policy::Adaptive => ProposeParams {
                 expansion: Expansion::Linear,
                 ..rules.padded()
             },
@@ -234,6 +245,13 @@ impl Judge {
         if self.judging.policy == Policy::Padded && !is_off {
             self.next_length = self.choose_length(&prospects, frame);
         }
+        // Places that are verified, drafted or not.
+        let mut places = match self.judging.policy {
+            Policy::Padded => vec![self.length.places as usize; prospects.len()],
+            Policy::Adaptive => self.admit(&prospects, frame),
+            _ => vec![0; prospects.len()],
+        }
+        .into_iter();
         let mut offers: HashMap<usize, Offer> = match is_routed {
             true => {
                 let numbered = prospects.iter().cloned().enumerate().collect();
@@ -243,14 +261,16 @@ impl Judge {
         };
         let choose_one = |(number, prospect): (usize, Prospect<usize>)| {
             let offer = offers.remove(&number);
+            let places = places.next().unwrap_or(0);
             let draft = match &offer {
                 Some(offer) => offered(offer),
                 None if is_off => StepDraft::Plain,
-                None => self.by_itself(prospect.whole().as_deref(), room as usize),
+                None => self.by_itself(prospect.whole().as_deref(), places, room as usize),
             };
             room = room.saturating_sub(draft.tokens() as u32);
             DraftChoice {
                 namespace: prospect.namespace,
+                places: draft.tokens().max(places),
                 acceptance_probabilities: self.acceptance_probabilities(&draft, &prospect),
                 draft,
                 predictability: prospect.path_probabilities.iter().sum(),
@@ -262,16 +282,40 @@ impl Judge {
     }
 
     /// The length of the next step's drafts, by those of this step.
-    fn choose_length(&self, prospects: &[Prospect<usize>], frame: Frame) -> Length {
-        let drafts = prospects.iter().map(|prospect| UniformDraft {
-            path_probabilities: prospect.path_probabilities.clone(),
-        });
-        let drafts: Vec<UniformDraft> = drafts.collect();
+    fn choose_length(&mut self, prospects: &[Prospect<usize>], frame: Frame) -> Length {
+        let drafts = prospects
+            .iter()
+            .map(|prospect| prospect.path_probabilities.clone());
+        let drafts: Vec<Vec<f32>> = drafts.collect();
         let places = self.router.uniform_length(&drafts, &LENGTHS, frame);
         Length {
             places: places.unwrap_or(0),
             is_withheld: places.is_none(),
         }
+    }
+
+    /// The draft tokens of each request, as vLLM's adaptive verification admits them.
+    fn admit(&mut self, prospects: &[Prospect<usize>], frame: Frame) -> Vec<usize> {
+        let paths = prospects.iter().map(|prospect| {
+            let paths = &prospect.path_probabilities;
+            &paths[..paths.len().min(ADAPTIVE_TOKENS_MAX)]
+        });
+        let paths: Vec<&[f32]> = paths.collect();
+        let budget = std::mem::take(&mut self.next_budget);
+        let engine = &self.judging.engine;
+        let requests = prospects.len();
+        let kv_tokens = frame.kv_tokens as usize;
+        self.outlook.learn(&paths, ADAPTIVE_TOKENS_MAX);
+        let next = paths.iter().map(|path| self.outlook.next(path).collect());
+        let next: Vec<Vec<f32>> = next.collect();
+        self.next_budget = adaptive::budget(&next, |draft_tokens| {
+            engine.step_seconds(StepLoad::decoding(
+                requests,
+                requests + draft_tokens,
+                kv_tokens,
+            ))
+        });
+        adaptive::admit(&paths, budget)
     }
 
     /// Cuts all drafts to the length that Seer's rule gives the batch.
@@ -314,9 +358,14 @@ impl Judge {
         prospect
     }
 
-    /// Decides for a request by itself, as policies other than the router's do. The draft has at most `room` tokens.
-    fn by_itself(&self, found: Option<&Candidate>, room: usize) -> StepDraft {
+    /// Decides for a request by itself, as policies other than the router's do. The draft has at most `room` tokens, and
+    /// no more than `places` where the engine verifies so many in any case.
+    fn by_itself(&self, found: Option<&Candidate>, places: usize, room: usize) -> StepDraft {
         let head = &self.judging.head;
+        let room = match self.judging.policy {
+            Policy::Padded | Policy::Adaptive => places,
+            _ => room,
+        };
         let suffix_draft = |found: &Candidate| {
             let mut tree = found.tree.clone();
             tree.truncate(room);
@@ -327,22 +376,23 @@ impl Judge {
             (Policy::Off | Policy::Goodput, _) => StepDraft::Plain,
             (Policy::Eagle3, _) => head_draft(),
             // SAM's matches are long enough to be preferred to the head.
-            (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, Some(found)) => {
-                suffix_draft(found)
-            }
-            (Policy::Padded, Some(found)) if self.length.places > 0 => {
-                let mut tree = found.tree.clone();
-                tree.truncate(self.length.places as usize);
-                StepDraft::Suffix(tree)
-            }
-            (Policy::Padded, _) => StepDraft::Plain,
+            (Policy::Padded | Policy::Adaptive, _) if room == 0 => StepDraft::Plain,
+            (
+                Policy::Suffix
+                | Policy::Mba
+                | Policy::Pld
+                | Policy::Sam
+                | Policy::Padded
+                | Policy::Adaptive,
+                Some(found),
+            ) => suffix_draft(found),
             (Policy::Sam, None) if !head.is_absent() => head_draft(),
-            (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, None) => StepDraft::Plain,
             (Policy::Score | Policy::Paper, _) => match self.route_by_score(found) {
                 Route::Suffix => found.map_or(StepDraft::Plain, suffix_draft),
                 Route::Fallback | Route::Merged => head_draft(),
                 Route::Plain => StepDraft::Plain,
             },
+            (_, None) => StepDraft::Plain,
         }
     }
 
@@ -389,7 +439,7 @@ impl Judge {
         for one in verified {
             let choice = &one.choice;
             load.requests += 1;
-            load.tokens += 1 + self.places(&choice.draft);
+            load.tokens += 1 + choice.places;
             load.kv_tokens += one.context_tokens;
             for (node, probability) in (0..).zip(&choice.acceptance_probabilities) {
                 self.account.record(*probability, one.path.contains(&node));
@@ -428,15 +478,10 @@ impl Judge {
         step_s + head_s
     }
 
-    /// Places of a request that are verified.
-    fn places(&self, draft: &StepDraft) -> usize {
-        draft.tokens().max(self.length.places as usize)
-    }
-
     /// The item of a step that the router observes.
     fn item(&self, verified: &VerifiedChoice) -> StepPart {
         let choice = &verified.choice;
-        let draft_tokens = self.places(&choice.draft) as u32;
+        let draft_tokens = choice.places as u32;
         let (route, head) = match choice.draft {
             StepDraft::Plain if draft_tokens > 0 => (Route::Suffix, None),
             StepDraft::Plain => (Route::Plain, None),

@@ -84,7 +84,12 @@ impl Setup {
         };
         let is_paper = policy == Policy::Paper;
         match policy {
-            Policy::Suffix | Policy::Score | Policy::Goodput | Policy::Mba | Policy::Padded => {
+            Policy::Suffix
+            | Policy::Score
+            | Policy::Goodput
+            | Policy::Mba
+            | Policy::Padded
+            | Policy::Adaptive => {
                 return setup;
             }
             Policy::Paper => {

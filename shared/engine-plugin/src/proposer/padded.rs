@@ -1,7 +1,6 @@
 //! The calls of an engine that drafts on its devices, and verifies as many places of each request.
 
 use refrain_speculation::draft::{ProposeParams, Scope};
-use refrain_speculation::router::UniformDraft;
 
 use super::{Proposer, Requests, of_namespace};
 use crate::device::DeviceCommand;
@@ -97,11 +96,11 @@ impl Proposer {
             ..EngineRules::default()
         };
         let running = all.running.len();
-        let mut drafts: Vec<UniformDraft> = Vec::with_capacity(requests.len());
+        let mut drafts: Vec<Vec<f32>> = Vec::with_capacity(requests.len());
         let mut kv_tokens = 0;
         for id in requests {
             let Some(request) = all.running.get_mut(id) else {
-                drafts.push(UniformDraft::default());
+                drafts.push(Vec::new());
                 continue;
             };
             let params: ProposeParams = engine.params(&self.rules, request.rules(), running);

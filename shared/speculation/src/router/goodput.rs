@@ -21,7 +21,7 @@ use super::merged::{AcceptanceAfterHead, pooled};
 use super::offer::{OfferedDraft, SuffixDraft};
 use super::score::{Fallback, Found, route_by_score};
 use super::time_value::TimeValue;
-use super::uniform::{UniformDraft, best_length};
+use super::uniform::{Outlook, best_length};
 use super::{
     Frame, HeadDraft, Offer, Outcome, Pace, Prospect, Route, RouteReason, RouterParams, Step,
 };
@@ -46,6 +46,7 @@ pub(super) struct Goodput<N: Hash + Eq> {
     cost: StepCost,
     head_cost: HeadCost,
     time_value: TimeValue,
+    outlook: Outlook,
     /// Seconds of looking for drafts, over the tokens that were found.
     finding: DecayedRatio,
     cost_error: DecayedRatio,
@@ -94,6 +95,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             cost: StepCost::default(),
             head_cost: HeadCost::default(),
             time_value: TimeValue::default(),
+            outlook: Outlook::default(),
             finding: DecayedRatio::default(),
             cost_error: DecayedRatio::default(),
         }
@@ -142,14 +144,16 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
 
     /// See [`Router::uniform_length`](super::Router::uniform_length).
     pub(super) fn uniform_length(
-        &self,
-        drafts: &[UniformDraft],
+        &mut self,
+        drafts: &[Vec<f32>],
         lengths: &[u32],
         frame: Frame,
     ) -> u32 {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        self.outlook.learn(drafts, longest as usize);
         let per_token = self.time_value.seconds_per_token(frame.batch);
-        let weight = |draft: &UniformDraft| match &per_token {
-            Some(per_token) => per_token(draft.expected(u32::MAX)),
+        let weight = |draft: &Vec<f32>| match &per_token {
+            Some(per_token) => per_token(draft.iter().sum()),
             None => 1.0,
         };
         let weights: Vec<f64> = drafts.iter().map(weight).collect();
@@ -165,7 +169,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let worth = |length| {
             let tokens = drafts
                 .iter()
-                .map(|draft| 1.0 + f64::from(draft.expected(length)));
+                .map(|draft| 1.0 + f64::from(self.outlook.expected(draft, length)));
             tokens
                 .zip(&weights)
                 .map(|(tokens, weight)| tokens * weight)

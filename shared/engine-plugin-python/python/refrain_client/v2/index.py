@@ -16,6 +16,9 @@ from refrain_client.v2 import kernels
 SEPARATOR = -1
 # The part of a step's mean that the gain of other drafts moves by.
 LEARNT_PER_STEP = 0.05
+# The part of a draft's path probabilities that the row's next draft is not expected to keep, and the part that the mean
+# over all drafts moves by with each: as in the choice of lengths on the host.
+CHANGE, MEAN_PER_DRAFT = 0.25, 0.01
 # The longest match that is looked for, tokens.
 DEPTH = 32
 # Words behind the last segment that the kernel of drafts may read.
@@ -76,6 +79,9 @@ class DeviceIndex:
         self.drafts = new(rows, places, fill=0, dtype=torch.int64)
         self.drafted = new(rows, fill=0, dtype=torch.int32)
         self.scores = new(rows, fill=0, dtype=torch.float32)
+        self.confidences = new(rows, places, fill=0, dtype=torch.float32)
+        # The mean path probability of each place, over all drafts.
+        self.mean_path = new(places, fill=0, dtype=torch.float32)
         # Beside drafts of another kind: accepted tokens of those, and the rows whose last draft was one.
         self.gain_of_others = new(1, fill=0, dtype=torch.float32)
         self.has_other = new(rows, fill=False, dtype=torch.bool)
@@ -124,17 +130,29 @@ class DeviceIndex:
         )  # fmt: skip
         kernels.draft[(batch,)](
             tokens, tokens.stride(0), lengths, rows, self.table, self.arena, last, self.votes, texts, found, drafts,
-            drafted, self.scores, min(wanted, self.places), COLUMNS=self.columns, TEXT_MATCHES=self.text_matches,
+            drafted, self.scores, self.confidences, min(wanted, self.places), COLUMNS=self.columns, TEXT_MATCHES=self.text_matches,
             OF_SOURCE=self.of_source, SEGMENT_MATCHES=self.segment_matches,
             LANES=triton.next_power_of_2(self.text_matches + self.segment_matches), DEPTH=limits.depth,
             PLACES=self.places, PLACES_P2=triton.next_power_of_2(self.places), TOKENS=limits.tokens,
         )  # fmt: skip
         return drafts
 
-    def better(self, drafts, others, rows, sampled, rejected):
-        """For each row of a step `drafts`, which `propose` has just returned, or those of `others`, whichever is expected
-        to bring more. What the others bring is learnt from their last drafts, on the device. `rejected` is int32
-        [batch]: the drafted tokens of the step that were not accepted."""
+    def next_confidences(self, confidences, sampled):
+        """What to expect of the next drafts of the rows of a step, given the `confidences` of the present ones, float32
+        [batch, places]. A match may end, and a new one begin, so both come closer to the mean of all drafts."""
+        paths = confidences.cumprod(dim=1)
+        drafting = (sampled > 0).to(torch.float32)
+        count = drafting.sum()
+        mean = (paths * drafting[:, None]).sum(dim=0) / count.clamp(min=1)
+        self.mean_path += (1 - (1 - MEAN_PER_DRAFT) ** count) * (mean - self.mean_path)
+        paths = (1 - CHANGE) * paths + CHANGE * self.mean_path
+        before = torch.cat([torch.ones_like(paths[:, :1]), paths[:, :-1]], dim=1)
+        return paths / before.clamp(min=1e-9)
+
+    def is_better(self, rows, sampled, rejected):
+        """For each row of a step whether its draft, which `propose` has just returned, is expected to bring more than
+        that of another drafter, bool [batch]. What the other's drafts bring is learnt from the last ones, on the
+        device. `rejected` is int32 [batch]: the drafted tokens of the step that were not accepted."""
         # With nothing verified, nothing is learnt.
         was_other = self.has_other[rows] & (sampled > 0) & (sampled + rejected > 1)
         accepted = torch.where(was_other, sampled - 1, 0).sum()
@@ -143,7 +161,7 @@ class DeviceIndex:
         self.gain_of_others += torch.where(count > 0, LEARNT_PER_STEP, 0.0) * (mean - self.gain_of_others)
         is_better = self.scores[: rows.shape[0]] > self.gain_of_others
         self.has_other.index_copy_(0, rows, ~is_better)
-        return torch.where(is_better[:, None], drafts, others)
+        return is_better
 
 
 def default_votes(depth):

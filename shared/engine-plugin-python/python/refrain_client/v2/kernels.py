@@ -169,6 +169,7 @@ def draft(
     drafts_ptr,  # out, int64 [batch, PLACES]
     drafted_ptr,  # out, int32 [batch]: how many of these are drafted; the others repeat the last token
     scores_ptr,   # out, float32 [batch]: tokens of the draft that are expected to be accepted
+    confidences_ptr,  # out, float32 [batch, PLACES]: the probability of each token, if those before it are right
     wanted,       # places that are to be drafted
     COLUMNS: tl.constexpr, TEXT_MATCHES: tl.constexpr, OF_SOURCE: tl.constexpr, SEGMENT_MATCHES: tl.constexpr,
     LANES: tl.constexpr, DEPTH: tl.constexpr, PLACES: tl.constexpr, PLACES_P2: tl.constexpr, TOKENS: tl.constexpr,
@@ -203,7 +204,9 @@ def draft(
 
     last = tl.load(last_ptr + row)
     filler = tl.arange(0, PLACES_P2)
-    tl.store(drafts_ptr + b * PLACES + filler, tl.full([PLACES_P2], 0, tl.int64) + last, mask=(filler >= wanted) & (filler < PLACES))
+    is_filler = (filler >= wanted) & (filler < PLACES)
+    tl.store(drafts_ptr + b * PLACES + filler, tl.full([PLACES_P2], 0, tl.int64) + last, mask=is_filler)
+    tl.store(confidences_ptr + b * PLACES + filler, tl.full([PLACES_P2], 0, tl.float32), mask=is_filler)
     drafted = 0
     path = 1.0
     score = 0.0
@@ -228,7 +231,9 @@ def draft(
             open_ = open_ & (ahead != candidate)
         # Votes are odds, so the share of the winner among all and the unknown is its probability.
         everyone = tl.sum(tl.where(alive, votes, 0), axis=0)
-        path *= most.to(tl.float32) / (everyone + UNIT).to(tl.float32)
+        confidence = most.to(tl.float32) / (everyone + UNIT).to(tl.float32)
+        tl.store(confidences_ptr + b * PLACES + k, confidence)
+        path *= confidence
         score += path
         alive = alive & (ahead == chosen)
         tl.store(drafts_ptr + b * PLACES + k, tl.where(most > 0, chosen.to(tl.int64), last))

@@ -62,6 +62,10 @@ def speculator(vllm_config, device, req_states):
         kind = speculators.RefrainSpeculator
     made = kind(vllm_config, device, req_states)
     tell_of_requests(sys.modules[RUNNER].GPUModelRunner)
+    if vllm_config.speculative_config.enable_adaptive_verification:
+        from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+
+        tell_of_next_drafts(AdaptiveVerificationManager)
     return made
 
 
@@ -99,3 +103,22 @@ def tell_of_requests(runner):
 
     add_requests.is_refrains = True
     runner.add_requests, runner.finish_requests = add_requests, finish_requests
+
+
+def tell_of_next_drafts(manager):
+    """Has adaptive verification choose the number of tokens by what is expected of the next drafts, and the tokens by
+    the drafts themselves. vLLM takes those of the step before for both, which tell little of a single request."""
+    if getattr(manager.record_confidences, "is_refrains", False):
+        return
+    record = manager.record_confidences
+
+    def record_confidences(self, confidences, input_batch):
+        expected = getattr(confidences, "refrain_next", None)
+        if expected is None:
+            return record(self, confidences, input_batch)
+        # The host gets a copy of these.
+        record(self, expected, input_batch)
+        self._confidence_probs[input_batch.idx_mapping] = confidences[: input_batch.num_reqs]
+
+    record_confidences.is_refrains = True
+    manager.record_confidences = record_confidences

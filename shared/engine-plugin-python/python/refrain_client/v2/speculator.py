@@ -16,10 +16,12 @@ class RefrainSpeculator(BaseSpeculator):
     supports_mm_inputs = False
     # Drafts are certain, so the rejection sampler is exact for any of them.
     draft_logits = None
-    enable_adaptive_verification = False
 
     def __init__(self, vllm_config, device, req_states):
         self.drafter = drafter_of(vllm_config, device, req_states)
+        self.enable_adaptive_verification = vllm_config.speculative_config.enable_adaptive_verification
+        # Float32 [rows, places], in the order of the batch.
+        self.draft_token_confidence_probs = self.drafter.index.confidences
 
     def init_cudagraph_manager(self, cudagraph_mode):
         # Drafts are made outside of graphs, and before the first request their kernels are compiled.
@@ -35,7 +37,9 @@ class RefrainSpeculator(BaseSpeculator):
     ):  # fmt: skip
         if dummy_run:
             return self.drafter.nothing(input_batch.num_reqs)
-        return self.drafter.propose(input_batch.idx_mapping, num_sampled, last_sampled, num_speculative_tokens)
+        drafts = self.drafter.propose(input_batch.idx_mapping, num_sampled, last_sampled, num_speculative_tokens)
+        look_ahead(self, num_sampled)
+        return drafts
 
 
 class RefrainEagleSpeculator(EagleSpeculator):
@@ -64,9 +68,31 @@ class RefrainEagleSpeculator(EagleSpeculator):
         if dummy_run:
             return of_head
         with torch.inference_mode():
-            rows = input_batch.idx_mapping
+            rows, index = input_batch.idx_mapping, self.drafter.index
             drafts = self.drafter.propose(rows, num_sampled, last_sampled, num_speculative_tokens)
-            return self.drafter.index.better(drafts, of_head, rows, num_sampled, num_rejected)
+            is_better = index.is_better(rows, num_sampled, num_rejected)[:, None]
+            batch = len(rows)
+            confidences = self.draft_token_confidence_probs[:batch]
+            confidences.copy_(torch.where(is_better, index.confidences[:batch], confidences))
+            look_ahead(self, num_sampled)
+            return torch.where(is_better, drafts, of_head)
+
+    def observe_verification(self, idx_mapping, num_sampled, num_rejected):
+        # What came of another's draft says nothing of the head's.
+        of_head = self.drafter.index.has_other[idx_mapping]
+        nothing = torch.zeros_like(num_sampled)
+        super().observe_verification(
+            idx_mapping, torch.where(of_head, num_sampled, nothing), torch.where(of_head, num_rejected, nothing)
+        )
+
+
+def look_ahead(speculator, sampled):
+    """Tells adaptive verification what to expect of the next drafts: it chooses the number of tokens to verify before
+    they exist. `plugin.tell_of_next_drafts` passes it on."""
+    if speculator.enable_adaptive_verification:
+        confidences = speculator.draft_token_confidence_probs
+        index = speculator.drafter.index
+        confidences.refrain_next = index.next_confidences(confidences[: len(sampled)], sampled)
 
 
 def drafter_of(vllm_config, device, req_states):
