@@ -26,6 +26,7 @@ NGRAM = {
     "method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2,
     "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 4, 4], [5, 8, 2], [9, 9, 0]],
 }  # fmt: skip
+ADAPTIVE = {**NGRAM, "enable_adaptive_verification": True}
 EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 6}
 DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
@@ -79,7 +80,8 @@ def install_interpreter(options):
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: refrain-interpreter\nVersion: 0\n")
         (about / "entry_points.txt").write_text(
             "[triton.backends]\ncpu = refrain_interpreter\n"
-            "[vllm.general_plugins]\nrefrain_interpreter = refrain_interpreter:allow_async\n"
+            "[vllm.general_plugins]\nallow_async = refrain_interpreter:allow_async\n"
+            "allow_adaptive = refrain_interpreter:allow_adaptive\n"
         )
     return folder
 
@@ -101,6 +103,7 @@ def check(table, options):
         restarted(table, options, store, asked, expected)
         on_two_ranks(table, options, store, asked, expected)
         beside_a_head(table, options, store, asked, expected)
+        adaptive(table, options, store, bodies, expected)
     finally:
         store.process.stop()
 
@@ -281,3 +284,26 @@ def beside_a_head(table, options, store, asked, expected):
         table.row(NAME, "beside an EAGLE-3 head", holds, f"{accepted} tokens accepted, {of_head} with the head alone")
     finally:
         engine.kill()
+
+
+def adaptive(table, options, store, bodies, expected):
+    """vLLM trims the drafts of each request by the confidences of the kernels."""
+    token = store.token("f")
+    admitted = options.work / "admitted.txt"
+    admitted.unlink(missing_ok=True)
+    engine = engine_of(options, "adaptive", {**store.variables(), "ADMITTED_FILE": str(admitted)}, ADAPTIVE)
+    try:
+        asked = [(prompt, {**more, **of(token)}) for prompt, more in bodies[:50]]
+        outputs, accepted = engine.accepted(lambda: engine.ask_all(asked))
+        again, known = engine.accepted(lambda: engine.ask_all(asked[:16]))
+    finally:
+        engine.kill()
+    steps = [tuple(map(int, line.split())) for line in admitted.read_text().splitlines()]
+    trimmed = sum(got < scheduled for scheduled, got in steps)
+    scheduled, got = map(sum, zip(*steps))
+    holds = [*outputs, *again] == [*expected[:50], *expected[:16]] and trimmed > 0 and known > 8 * TOKENS
+    detail = (
+        f"{len(outputs) + len(again)} outputs are right; {got} of {scheduled} places verified, fewer than scheduled in "
+        f"{trimmed} of {len(steps)} steps; {accepted} tokens accepted, then {known} of {16 * TOKENS} known ones"
+    )
+    table.row(NAME, "adaptive verification", holds, detail)
