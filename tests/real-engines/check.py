@@ -19,6 +19,7 @@ import schemas
 import tools
 import trainer
 import v2
+import v2_compared
 from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
 from mesh import TOKENS, Mesh, Stream, Table, check_disconnects, clear, compare, free_port, prompts
 
@@ -29,7 +30,7 @@ ENDLESS_TOKENS = 1500
 ENDLESS = {"logit_bias": {str(END_TOKEN): -100}}
 
 # Parts that start their engines themselves.
-OWN_ENGINES = {"attach": attach, "attached": attached, "trainer": trainer, "v2": v2}
+OWN_ENGINES = {"attach": attach, "attached": attached, "trainer": trainer, "v2": v2, "v2-compared": v2_compared}
 
 
 def same_tokens(table, engine, options, what, env):

@@ -358,8 +358,8 @@ impl Judge {
         prospect
     }
 
-    /// Decides for a request by itself, as policies other than the router's do. The draft has at most `room` tokens, and
-    /// no more than `places` where the engine verifies so many in any case.
+    /// Decides for a request by itself, as policies other than the router's do. The draft has at most `room` tokens,
+    /// and no more than `places` where the engine verifies so many in any case.
     fn by_itself(&self, found: Option<&Candidate>, places: usize, room: usize) -> StepDraft {
         let head = &self.judging.head;
         let room = match self.judging.policy {

@@ -24,8 +24,8 @@ pub enum Policy {
     /// Chains of one length for the whole batch, all of whose places are verified, drafted or not, as in vLLM's Model
     /// Runner V2. The length is chosen a step ahead, by what drafts are expected to bring and what steps take.
     Padded,
-    /// Chains whose tokens vLLM's adaptive verification admits: as many as paid off by the drafts of the last step, and
-    /// those of the present drafts that are most likely to be accepted.
+    /// Chains whose tokens vLLM's adaptive verification admits: as many as are expected to pay by the drafts of the
+    /// last step, and those of the present drafts that are most likely to be accepted.
     Adaptive,
     /// As --preset sam; the head drafts where no match is longer than four tokens.
     Sam,

@@ -10,8 +10,8 @@ const CHANGE: f32 = 0.25;
 /// The part that one draft moves the mean by.
 const MEAN_RATE: f32 = 0.01;
 
-/// What the drafts of the next step are expected to bring, by the present ones. A draft is given by its path
-/// probabilities: that its first token is accepted, that its first two are, and so on.
+/// The expectation of the next step's drafts, by the present ones. A draft is given by its path probabilities: that
+/// its first token is accepted, that its first two are, and so on.
 #[derive(Clone, Debug, Default)]
 pub struct Outlook {
     /// The mean path probability of each place over the drafts that were seen, 0 where a draft had no token.
