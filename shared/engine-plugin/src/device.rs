@@ -252,9 +252,14 @@ impl DeviceIndex {
         state.loaded.values().map(|place| place.words / 2).sum()
     }
 
-    /// The namespaces in use, and their numbers.
+    /// The namespaces in use, the one that was used last first.
     fn namespaces(&self) -> Vec<NamespaceId> {
-        self.state.lock().scopes.keys().copied().collect()
+        let state = self.state.lock();
+        let used = state.scopes.iter().map(|(id, scope)| (scope.used, *id));
+        let mut used: Vec<(u64, NamespaceId)> = used.collect();
+        drop(state);
+        used.sort_unstable_by_key(|(used, _)| std::cmp::Reverse(*used));
+        used.into_iter().map(|(_, id)| id).collect()
     }
 
     /// A number for a part, which no other has had.

@@ -61,6 +61,10 @@ struct Rig {
 
 impl Rig {
     fn new(change: impl FnOnce(&mut PluginConfig)) -> Self {
+        Rig::over(FakeStore::default(), change)
+    }
+
+    fn over(store: FakeStore, change: impl FnOnce(&mut PluginConfig)) -> Self {
         let mesh = MeshConfig::generate().unwrap();
         let signer = NamespaceSigner::new(&mesh).unwrap();
         let mut config = PluginConfig {
@@ -73,7 +77,7 @@ impl Rig {
             ..PluginConfig::default()
         };
         change(&mut config);
-        let store = Arc::new(FakeStore::default());
+        let store = Arc::new(store);
         let proposer = Proposer::start(config, TOKENIZER, |_, _| Ok(store.clone())).unwrap();
         Rig {
             proposer: Arc::new(proposer),
@@ -151,7 +155,7 @@ fn sign(signer: &NamespaceSigner, model: &str) -> SignedNamespace {
     })
 }
 
-fn wait_until(holds: impl Fn() -> bool) {
+fn wait_until(mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < until, "it never happened");

@@ -104,6 +104,12 @@ impl MountedSegment {
         Arc::ptr_eq(&self.segment, &other.segment) && self.masked == other.masked
     }
 
+    /// Most words that [`search_words`](Self::search_words) has. Masked documents make them fewer.
+    pub fn search_words_max(&self) -> usize {
+        let view = self.segment.view();
+        view.text.len() + view.ends.len()
+    }
+
     /// The words that a search of the segment reads: its text, and behind it its suffix array. Masked documents are
     /// left out. In the place of their texts there are separators, so no other position moves.
     pub fn search_words(&self) -> SearchWords {

@@ -61,13 +61,14 @@ impl DeviceExport {
         }
     }
 
-    /// Brings the parts of all namespaces in use up to date.
+    /// Brings the parts of all namespaces in use up to date. No more is written than the devices have room for.
     pub(crate) fn look(&mut self) {
         let in_use = self.index.namespaces();
         self.known.retain(|id, _| in_use.contains(id));
+        let mut words_left = self.index.config.words_max();
         for id in in_use {
             match self.replica.followed(id) {
-                Some(namespace) => self.refresh(id, &namespace),
+                Some(namespace) => self.refresh(id, &namespace, &mut words_left),
                 None => {
                     self.known.remove(&id);
                     self.index.publish(id, Vec::new());
@@ -76,7 +77,7 @@ impl DeviceExport {
         }
     }
 
-    fn refresh(&mut self, id: NamespaceId, namespace: &NamespaceReplica) {
+    fn refresh(&mut self, id: NamespaceId, namespace: &NamespaceReplica, words_left: &mut u64) {
         let (sealed, stamp) = {
             let drafts = namespace.read();
             (drafts.index().mounted().to_vec(), drafts.settled_stamp())
@@ -85,8 +86,21 @@ impl DeviceExport {
             sealed: mut before,
             settled,
         } = self.known.remove(&id).unwrap_or_default();
+        // New outputs are worth most.
         let mut now = Known::default();
-        for mounted in sealed {
+        now.settled = match settled {
+            Some(written) if written.of == stamp && self.index.is_kept(&written.part) => {
+                Some(written)
+            }
+            _ => self.write_settled(namespace, stamp),
+        };
+        if let Some(written) = &now.settled {
+            *words_left = words_left.saturating_sub(written.part.words());
+        }
+        for mounted in sealed.into_iter().rev() {
+            if mounted.search_words_max() as u64 > *words_left {
+                continue;
+            }
             let same = before.iter().position(|written| {
                 written.of.is_same(&mounted) && self.index.is_kept(&written.part)
             });
@@ -100,17 +114,13 @@ impl DeviceExport {
                         file: Some(file),
                     }),
             };
-            now.sealed.extend(written);
-        }
-        now.settled = match settled {
-            Some(written) if written.of == stamp && self.index.is_kept(&written.part) => {
-                Some(written)
+            if let Some(written) = written {
+                *words_left = words_left.saturating_sub(written.part.words());
+                now.sealed.push(written);
             }
-            _ => self.write_settled(namespace, stamp),
-        };
-        // New outputs are worth most. The text that a sealed segment took over is on the device until that is there.
+        }
         let parts = now.settled.iter().map(|written| &written.part);
-        let parts = parts.chain(now.sealed.iter().rev().map(|written| &written.part));
+        let parts = parts.chain(now.sealed.iter().map(|written| &written.part));
         self.index.publish(id, parts.cloned().collect());
         for written in &mut now.sealed {
             self.index.let_go(&written.part, &mut written.file);

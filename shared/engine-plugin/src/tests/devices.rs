@@ -3,20 +3,28 @@
 use std::path::Path;
 use std::time::Instant;
 
+use refrain_protocol::document::FeedCursor;
+use refrain_protocol::segment::{SegmentInfo, SegmentsReply};
+use refrain_suffix_index::{DocumentKey, SegmentBuilder};
+
 use super::*;
 use crate::{DeviceCommand, DeviceConfig, PaddedPart, RequestPlace};
 
 /// A rig whose engine drafts on its devices, with files in `folder`.
 fn rig(folder: &Path) -> Rig {
+    rig_over(FakeStore::default(), folder, DeviceConfig::default())
+}
+
+fn rig_over(store: FakeStore, folder: &Path, config: DeviceConfig) -> Rig {
     let config = DeviceConfig {
         folder: folder.to_owned(),
-        ..DeviceConfig::default()
+        ..config
     };
     let Rig {
         proposer,
         store,
         signer,
-    } = Rig::new(|_| {});
+    } = Rig::over(store, |_| {});
     let proposer = Arc::into_inner(proposer).unwrap();
     Rig {
         proposer: Arc::new(proposer.with_devices(&config, 8).unwrap()),
@@ -101,6 +109,73 @@ fn ended_outputs_get_to_the_devices_and_removed_ones_leave_them() {
     );
     let words = loaded_text(&commands[1]);
     assert!(words.contains(&319) && !words.contains(&119), "{words:?}");
+}
+
+/// A store of so many segments, with one document of 1,000 tokens in each.
+fn sealed_store(segments: u64) -> FakeStore {
+    let store = FakeStore::default();
+    let mut content = store.content();
+    let mut infos = Vec::new();
+    for number in 0..segments {
+        let mut builder = SegmentBuilder::new();
+        builder.add(
+            DocumentKey(number.into()),
+            [],
+            text(number as u32 * 1_000, 1_000),
+        );
+        let bytes = builder.build().unwrap().to_bytes();
+        let words = bytes.as_chunks().0.iter();
+        let words: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
+        infos.push(SegmentInfo {
+            segment: number,
+            words: words.len() as u64,
+            tokens: 1_000,
+            masked: Vec::new(),
+        });
+        content.segment_words.insert(number, words);
+    }
+    content.segments = Some(SegmentsReply {
+        cursor: FeedCursor {
+            generation: content.generation,
+            ..FeedCursor::default()
+        },
+        segments: infos,
+        unsealed: Vec::new(),
+    });
+    drop(content);
+    store
+}
+
+#[test]
+fn no_more_is_written_than_the_devices_have_room_for() {
+    let folder = tempfile::tempdir().unwrap();
+    // Room for two and a half segments, of which the devices keep a tenth free.
+    let config = DeviceConfig {
+        bytes_max: 2_500 * 8,
+        ..DeviceConfig::default()
+    };
+    let rig = rig_over(sealed_store(4), folder.path(), config);
+    rig.begin("one", &[1, 2, 3], None);
+    wait_until(|| rig.namespace().read().index().mounted().len() == 4);
+    let written = || {
+        let folders = std::fs::read_dir(folder.path()).unwrap();
+        let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+        files.count()
+    };
+    // The request brings its namespace into use.
+    rig.proposer.place("one").unwrap();
+    wait_until(|| written() == 2);
+    let mut loaded: Vec<u32> = Vec::new();
+    wait_until(|| {
+        let commands = rig.proposer.device_commands();
+        loaded.extend(commands.iter().map(|command| loaded_text(command)[1]));
+        loaded.len() == 2
+    });
+    // The newest ones.
+    loaded.sort_unstable();
+    assert_eq!(loaded, [2_000, 3_000]);
+    rig.proposer.devices_have_loaded();
+    wait_until(|| written() == 0);
 }
 
 #[test]
