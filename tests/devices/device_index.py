@@ -513,6 +513,7 @@ class RefusalTest(unittest.TestCase):
             ("watermarks", "0.33.0", {"watermark_config": object()}),
             ("pipeline", "0.33.0", {"parallel_config__pipeline_parallel_size": 2}),
             ("data parallelism", "0.33.0", {"parallel_config__data_parallel_size": 2}),
+            ("LoRA", "0.33.0", {"lora_config": object()}),
             ("several machines", "0.33.0", {"parallel_config__nnodes": 2}),
         ):
             self.assertIn(words, self.refuse(version, **changes))

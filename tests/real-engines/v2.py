@@ -1,13 +1,10 @@
 """Refrain's drafts inside vLLM's Model Runner V2, with asynchronous scheduling, on a CPU: Triton's interpreter runs the
 kernels of vLLM and those of the device index."""
 
-import array
 import concurrent.futures
 import json
-import random
 import shutil
 import signal
-import struct
 import time
 
 from attach import Store, head_for_vllm
@@ -107,7 +104,6 @@ def check(table, options):
         on_two_ranks(table, options, store, asked, expected)
         beside_a_head(table, options, store, asked, expected)
         adaptive(table, options, store, bodies, expected)
-        adapter_and_choices(table, options, store, asked, expected)
     finally:
         store.process.stop()
 
@@ -136,6 +132,7 @@ def drafted(table, options, store, bodies, expected):
         same_tokens(table, engine, tokens, bodies, expected)
         tenants(table, engine, tokens, bodies, expected)
         groups(table, engine, tokens)
+        choices(table, engine, tokens, bodies)
         aborts(table, engine, tokens, bodies, expected)
         store_away(table, engine, store, tokens, bodies, expected)
         erased(table, engine, store, tokens, bodies)
@@ -189,6 +186,19 @@ def groups(table, engine, tokens):
     for _ in first:
         pass
     table.row(NAME, "drafts from a running sample", accepted >= 6, f"{accepted} of {len(text)} tokens; it ran still: {runs_still}")
+
+
+def choices(table, engine, tokens, bodies):
+    """Several choices of one request, drawn by a seed."""
+    before = client_series(engine, "emitted_tokens_total")
+    prompt, _ = bodies[22]
+    body = {**engine.body(prompt, TOKENS), "ignore_eos": True, "n": 3, "temperature": 1, "seed": 5, **of(tokens["b"])}
+    status, answer = call(engine.url + engine.generate_path, body, timeout=SECONDS_MAX)
+    drawn = [choice["token_ids"] for choice in answer["choices"]] if status == 200 else []
+    told = lambda: client_series(engine, "emitted_tokens_total") - before  # noqa: E731
+    await_value(told, 3 * TOKENS, 60)
+    holds = list(map(len, drawn)) == [TOKENS] * 3 and len(set(map(tuple, drawn))) > 1 and told() == 3 * TOKENS
+    table.row(NAME, "three choices", holds, f"{len(set(map(tuple, drawn)))} differ; {told():.0f} of {3 * TOKENS} tokens told")
 
 
 def aborts(table, engine, tokens, bodies, expected):
@@ -311,61 +321,3 @@ def adaptive(table, options, store, bodies, expected):
         f"{trimmed} of {len(steps)} steps; {accepted} tokens accepted, then {known} of {16 * TOKENS} known ones"
     )
     table.row(NAME, "adaptive verification", holds, detail)
-
-
-def adapter_and_choices(table, options, store, asked, expected):
-    """Requests of a LoRA adapter, and several choices of one request."""
-    token = store.token("g")
-    lora = ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"adapter={random_adapter(options)}"]
-    plain = V2(options, "plain-adapter", lora)
-    plain.start()
-    with_adapter = [plain.ask(prompt, model="adapter") for prompt in asked[:4]]
-    plain.kill()
-    engine = engine_of(options, "adapter", store.variables(), more=lora)
-    try:
-        # Texts of the model are drafts for the adapter, and the other way round.
-        models = [{"model": "adapter"}, {}] * 4
-        prompts_of = [asked[number // 2] for number in range(8)]
-        rounds = [engine.accepted(lambda: engine.ask_all(
-            [(prompt, {**of(token), **model}) for prompt, model in zip(prompts_of, models)]
-        )) for _ in range(2)]  # fmt: skip
-        right = [text for pair in zip(with_adapter, expected) for text in pair]
-        differ = sum(one != other for one, other in zip(with_adapter, expected))
-        holds = all(outputs == right for outputs, _ in rounds) and differ > 0 and rounds[1][1] > 4 * TOKENS
-        detail = f"16 outputs are right, {differ} of 4 differ from the model's; {rounds[1][1]} tokens accepted of {8 * TOKENS}"
-        table.row(NAME, "a LoRA adapter", holds, detail)
-
-        before = client_series(engine, "emitted_tokens_total")
-        body = {**engine.body(asked[8], TOKENS), "ignore_eos": True, "n": 3, "temperature": 1, "seed": 5, **of(token)}
-        status, answer = call(engine.url + engine.generate_path, body, timeout=SECONDS_MAX)
-        choices = [choice["token_ids"] for choice in answer["choices"]] if status == 200 else []
-        told = lambda: client_series(engine, "emitted_tokens_total") - before  # noqa: E731
-        await_value(told, 3 * TOKENS)
-        holds = [len(choice) for choice in choices] == [TOKENS] * 3 and len(set(map(tuple, choices))) > 1
-        table.row(NAME, "three choices", holds and told() == 3 * TOKENS, f"{told():.0f} of {3 * TOKENS} tokens told")
-    finally:
-        engine.kill()
-
-
-def random_adapter(options):
-    """The folder of a LoRA adapter with random weights, which changes what the model says."""
-    folder = options.work / "adapter"
-    folder.mkdir(exist_ok=True)
-    model = json.loads((options.model / "config.json").read_text())
-    rank, hidden = 8, model["hidden_size"]
-    about = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none",
-        "task_type": "CAUSAL_LM", "base_model_name_or_path": str(options.model),
-    }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(about))
-    chance, header, numbers = random.Random(3), {}, array.array("f")
-    columns = model["num_attention_heads"] * model.get("head_dim", hidden // model["num_attention_heads"])
-    for layer in range(model["num_hidden_layers"]):
-        for side, shape in (("A", [rank, columns]), ("B", [hidden, rank])):
-            begin = len(numbers) * 4
-            numbers.extend(chance.gauss(0, 0.2) for _ in range(shape[0] * shape[1]))
-            name = f"base_model.model.model.layers.{layer}.self_attn.o_proj.lora_{side}.weight"
-            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(numbers) * 4]}
-    head = json.dumps(header).encode()
-    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + numbers.tobytes())
-    return folder

@@ -39,6 +39,8 @@ def refuse(vllm_config):
         return "pipeline parallelism was not tested"
     if parallel.data_parallel_size > 1:
         return "data parallelism inside one engine was not tested: start one engine for each replica"
+    if getattr(vllm_config, "lora_config", None) is not None:
+        return "LoRA adapters were not tested: vLLM's own verification of drafts fails with them on a CPU"
     if getattr(parallel, "nnodes", 1) > 1:
         return "the devices are on several machines, and texts reach them through a folder of one"
     return None
