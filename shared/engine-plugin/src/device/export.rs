@@ -87,16 +87,19 @@ impl DeviceExport {
             settled,
         } = self.known.remove(&id).unwrap_or_default();
         // New outputs are worth most.
-        let mut now = Known::default();
-        now.settled = match settled {
+        let settled = match settled {
             Some(written) if written.of == stamp && self.index.is_kept(&written.part) => {
                 Some(written)
             }
             _ => self.write_settled(namespace, stamp),
         };
-        if let Some(written) = &now.settled {
+        if let Some(written) = &settled {
             *words_left = words_left.saturating_sub(written.part.words());
         }
+        let mut now = Known {
+            sealed: Vec::new(),
+            settled,
+        };
         for mounted in sealed.into_iter().rev() {
             if mounted.search_words_max() as u64 > *words_left {
                 continue;
