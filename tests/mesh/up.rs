@@ -1,7 +1,10 @@
 //! The main command, as a new user meets it.
 
+use std::path::Path;
+
 use anyhow::{Context, ensure};
 use e2e::{Client, Program};
+use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_starts_and_prints_how_to_use_it() -> anyhow::Result<()> {
@@ -30,6 +33,56 @@ async fn it_starts_and_prints_how_to_use_it() -> anyhow::Result<()> {
         reply.status,
         reply.text
     );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_is_served_under_its_name() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let folder = dir.path().join("My-Model");
+    std::fs::create_dir(&folder)?;
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../services/reference-engine/model");
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    ] {
+        std::fs::copy(shipped.join(file), folder.join(file))?;
+    }
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data)?;
+    let model = folder.to_string_lossy();
+    let (program, url) = Program::up(&data, &["--model", &*model, "--context", "256"], &[]).await?;
+    let output = program.output();
+    ensure!(
+        output.contains("Loading My-Model: ") && output.contains("texts of up to 256 tokens"),
+        "{output}"
+    );
+    let client = Client::new(&url, "refrain-dev");
+    let listed = client.get("/v1/models").await?;
+    ensure!(listed.text.contains("My-Model"), "{}", listed.text);
+    let mut steps = Vec::new();
+    for _ in 0..2 {
+        let body = json!({
+            "model": "My-Model", "temperature": 0, "max_tokens": 24,
+            "messages": [{"role": "user", "content": "Repeat: one two three four five six"}],
+        });
+        let reply = client
+            .post("/v1/chat/completions", body.to_string())
+            .await?;
+        ensure!(reply.status == 200, "{}", reply.text);
+        let answer: Value = serde_json::from_str(&reply.text)?;
+        steps.push(answer["metrics"]["speculative_decoding"]["steps"].as_u64());
+    }
+    ensure!(
+        steps[0] > steps[1] && steps[1].is_some(),
+        "steps: {steps:?}"
+    );
+    let long = json!({"model": "My-Model", "prompt": "a b ".repeat(300)});
+    let reply = client.post("/v1/completions", long.to_string()).await?;
+    ensure!(reply.status == 400, "{} {}", reply.status, reply.text);
     Ok(())
 }
 

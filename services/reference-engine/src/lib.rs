@@ -1,4 +1,5 @@
-//! A small engine on the CPU: Llama networks with verification of draft trees, continuous batching and prefix reuse.
+//! A small engine on the CPU: Llama and Qwen networks with verification of draft trees, continuous batching and
+//! prefix reuse.
 //! It is the mesh's embedded default, and the engine that the mesh's tests run against.
 //!
 //! [`EngineHandle`] is the engine. A call of `step` runs one batch, in which each session brings new tokens and a
@@ -47,5 +48,5 @@ mod tests;
 
 pub use config::{EngineConfig, KvPoolConfig};
 pub use kernels::WeightFormat;
-pub use model::{ModelError, ModelFiles, SHIPPED_MODEL};
+pub use model::{ModelError, ModelFiles, ModelMemory, SHIPPED_MODEL};
 pub use service::{EngineHandle, EngineServer, start};

@@ -4,6 +4,7 @@ mod architecture;
 mod error;
 mod files;
 mod fingerprint;
+mod memory;
 mod tensors;
 mod weights;
 
@@ -13,5 +14,6 @@ pub(crate) use files::{HEAD_AUTO, HEAD_OFF, HeadFiles};
 pub use files::{ModelFiles, SHIPPED_MODEL};
 #[cfg(test)]
 pub(crate) use files::{WeightSource, shipped_head, shipped_model};
+pub use memory::ModelMemory;
 pub(crate) use tensors::WeightTensors;
 pub(crate) use weights::{BlockWeights, Model};

@@ -15,6 +15,7 @@ use refrain_service_kit::telemetry::install_crypto_provider;
 
 use self::plan::{Addresses, Member, Plan};
 use self::processes::Processes;
+use crate::config::shipped_model;
 use crate::signals::StopSignals;
 use crate::welcome::{ShownKey, example_request};
 
@@ -148,7 +149,7 @@ fn welcome([first, second]: [SocketAddr; 2], config: &Path, processes: &Processe
          Logs and data:      {dir}",
         request = example_request(
             &format!("http://{first}"),
-            plan::MODEL,
+            &shipped_model(),
             &ShownKey::WellKnown("refrain-dev".to_owned())
         ),
         config = config.display(),

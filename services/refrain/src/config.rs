@@ -106,6 +106,15 @@ impl Default for Urls {
     }
 }
 
+/// The model in this binary, as a gateway serves it.
+pub(crate) fn shipped_model() -> ModelConfig {
+    ModelConfig {
+        id: "refrain-tiny".into(),
+        files: SHIPPED_MODEL.into(),
+        ..ModelConfig::default()
+    }
+}
+
 /// The services that a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -268,11 +277,7 @@ impl MeshFile {
             }));
         }
         if self.gateway.models.is_empty() {
-            self.gateway.models = vec![ModelConfig {
-                id: "refrain-tiny".into(),
-                files: SHIPPED_MODEL.into(),
-                ..ModelConfig::default()
-            }];
+            self.gateway.models = vec![shipped_model()];
         }
         if self.gateway.usage_dir.is_none() {
             self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));

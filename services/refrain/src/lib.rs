@@ -16,6 +16,7 @@ mod local_operator;
 mod mesh_admin;
 pub mod mesh_roles;
 mod model_files;
+mod own_model;
 pub mod record;
 pub mod roles;
 pub mod serve;

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_accounts::tenants::key::KeyConfig;
+use refrain_gateway::ModelConfig;
 use refrain_service_kit::descriptors;
 use refrain_service_kit::telemetry;
 
 use crate::cluster;
 use crate::config::{MeshFile, Role};
 use crate::local_operator;
+use crate::own_model::OwnModelArgs;
 use crate::roles::Process;
 use crate::signals::StopSignals;
 use crate::welcome::{ShownKey, example_request};
@@ -44,6 +46,8 @@ pub struct UpArgs {
     /// the directory `cluster` under the data directory.
     #[arg(long, value_name = "STORES", conflicts_with = "config", value_parser = clap::value_parser!(u16).range(1..=9))]
     cluster: Option<u16>,
+    #[command(flatten)]
+    own_model: OwnModelArgs,
 }
 
 /// Reads an address.
@@ -90,6 +94,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if let Some(engines) = args.adopt {
         file.worker.adoption.engines_max = engines;
     }
+    if let Some(said) = args.own_model.apply(&mut file)? {
+        eprintln!("{said}");
+    }
     let is_configured =
         args.config.is_some() || std::env::var_os("REFRAIN_TELEMETRY__LOG").is_some();
     if logs_only_warnings(is_configured, std::io::stderr().is_terminal()) {
@@ -109,8 +116,7 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if let Some(fault) = file.door_fault() {
         bail!("{fault}");
     }
-    let first_model = file.gateway.models.first();
-    let model = first_model.map(|model| model.id.clone());
+    let model = file.gateway.models.first().cloned().unwrap_or_default();
     let key = shown_key(&file);
     let is_trial = file.well_known_key().is_some();
     let verifies_drafts = !file.worker.engine.is_external() && !file.worker.adoption.is_on();
@@ -120,7 +126,6 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let has_console = file.gateway.console == Some(true);
     let token_file = local_operator::token_file(&file);
     run(Role::Up, file, |addr, process| {
-        let model = model.unwrap_or_default();
         let url = format!("{gateway}://{addr}");
         let operations = process
             .operations_addr()
@@ -190,7 +195,13 @@ fn shown_key(file: &MeshFile) -> ShownKey {
     }
 }
 
-fn welcome(url: &str, metrics: &str, model: &str, key: &ShownKey, verifies_drafts: bool) -> String {
+fn welcome(
+    url: &str,
+    metrics: &str,
+    model: &ModelConfig,
+    key: &ShownKey,
+    verifies_drafts: bool,
+) -> String {
     let repeat = match verifies_drafts {
         true => {
             "Send it twice: the second answer is drafted from the first (metrics.speculative_decoding).\n"
@@ -248,6 +259,7 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::shipped_model;
 
     #[test]
     fn only_a_trial_in_a_terminal_is_quiet() {
@@ -261,7 +273,13 @@ mod tests {
         let example = |toml: &str| {
             let mut file: MeshFile = toml::from_str(toml).unwrap();
             file.fill_in_for_up();
-            welcome("http://a", "http://b", "m", &shown_key(&file), true)
+            welcome(
+                "http://a",
+                "http://b",
+                &shipped_model(),
+                &shown_key(&file),
+                true,
+            )
         };
         assert!(example("").contains("'authorization: Bearer refrain-dev'"));
         let own = example("[gateway]\nkeys = [{ key = \"sk-mine\", tenant = \"a\" }]");

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::error::ModelError;
 
-/// The shape of a Llama network. Every size is at least 1, and the sizes are consistent.
+/// The shape of a Llama, Qwen2 or Qwen3 network. Every size is at least 1, and the sizes are consistent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Architecture {
     /// Number of tokens. All token ids are below it.
@@ -28,6 +28,10 @@ pub(crate) struct Architecture {
     pub norm_eps: f32,
     /// Radians per position of each pair of a head, `head_dim / 2` of them.
     pub rope_frequencies: Vec<f32>,
+    /// Whether the projections to queries, keys and values have a bias (Qwen2).
+    pub qkv_bias: bool,
+    /// Whether each head of the queries and keys has a norm (Qwen3).
+    pub head_norms: bool,
     /// Whether the output head reuses the embedding.
     pub tied_head: bool,
     /// Token ids that end an output.
@@ -59,6 +63,10 @@ struct ConfigJson {
     attention_bias: bool,
     #[serde(default)]
     mlp_bias: bool,
+    #[serde(default)]
+    use_sliding_window: bool,
+    #[serde(default)]
+    layer_types: Vec<String>,
     quantization_config: Option<Value>,
     eos_token_id: Option<EosIds>,
 }
@@ -85,21 +93,20 @@ impl EosIds {
     }
 }
 
-/// The network that a `config.json` is expected to describe.
-struct ExpectedKind {
-    names: &'static [&'static str],
-    supported: &'static str,
-}
+/// The networks that a `config.json` may describe: `model_type`, and the name in `architectures`.
+type Kinds = &'static [(&'static str, &'static str)];
 
-const MODEL: ExpectedKind = ExpectedKind {
-    names: &["LlamaForCausalLM"],
-    supported: "\"llama\" ([\"LlamaForCausalLM\"])",
-};
-
-const HEAD: ExpectedKind = ExpectedKind {
-    names: &["LlamaForCausalLMEagle3", "LlamaForCausalLM"],
-    supported: "\"llama\" ([\"LlamaForCausalLMEagle3\"])",
-};
+const QWEN2: &str = "qwen2";
+const QWEN3: &str = "qwen3";
+const MODELS: Kinds = &[
+    ("llama", "LlamaForCausalLM"),
+    (QWEN2, "Qwen2ForCausalLM"),
+    (QWEN3, "Qwen3ForCausalLM"),
+];
+const HEADS: Kinds = &[
+    ("llama", "LlamaForCausalLMEagle3"),
+    ("llama", "LlamaForCausalLM"),
+];
 
 /// Upper limit of every size in `config.json`. It catches nonsense before memory is allocated by it.
 const SIZE_MAX: usize = 1 << 24;
@@ -110,7 +117,7 @@ impl Architecture {
     /// # Errors
     /// Fails for a key that is missing or wrong, and for a network of another kind.
     pub(crate) fn from_json(config: &[u8], generation: Option<&[u8]>) -> Result<Self, ModelError> {
-        Architecture::of(serde_json::from_slice(config)?, &MODEL, generation)
+        Architecture::of(serde_json::from_slice(config)?, MODELS, generation)
     }
 
     /// Reads the `config.json` of an EAGLE-3 head, which is one Llama layer. Its context length and end tokens are
@@ -127,15 +134,11 @@ impl Architecture {
         let json: ConfigJson = serde_json::from_value(json)?;
         let (key, layers) = ("num_hidden_layers", json.num_hidden_layers);
         ModelError::unless_supported(layers == 1, key, layers, "heads of one layer")?;
-        Architecture::of(json, &HEAD, None)
+        Architecture::of(json, HEADS, None)
     }
 
-    fn of(
-        json: ConfigJson,
-        kind: &ExpectedKind,
-        generation: Option<&[u8]>,
-    ) -> Result<Self, ModelError> {
-        json.check_kind(kind)?;
+    fn of(json: ConfigJson, kinds: Kinds, generation: Option<&[u8]>) -> Result<Self, ModelError> {
+        let model_type = json.check_kind(kinds)?;
         let kv_heads = json.num_key_value_heads.unwrap_or(json.num_attention_heads);
         json.check_sizes(kv_heads)?;
         let (hidden, heads) = (json.hidden_size, json.num_attention_heads);
@@ -180,6 +183,8 @@ impl Architecture {
             max_context: json.max_position_embeddings,
             norm_eps: json.rms_norm_eps as f32,
             rope_frequencies,
+            qkv_bias: model_type == QWEN2,
+            head_norms: model_type == QWEN3,
             tied_head: json.tie_word_embeddings,
             eos_token_ids,
         })
@@ -187,22 +192,30 @@ impl Architecture {
 }
 
 impl ConfigJson {
-    fn check_kind(&self, kind: &ExpectedKind) -> Result<(), ModelError> {
+    /// The `model_type` of the network, one of `kinds`.
+    fn check_kind(&self, kinds: Kinds) -> Result<&'static str, ModelError> {
         let named = self.architectures.as_ref().and_then(|names| names.first());
-        let named_so = named.map(|name| kind.names.contains(&name.as_str()));
-        let kind_fits = matches!(
-            (self.model_type.as_deref(), named_so),
-            (Some("llama"), None | Some(true)) | (None, Some(true))
-        );
+        let is_named = named.is_some() || self.model_type.is_some();
+        let found = kinds.iter().find(|(model_type, name)| {
+            is_named
+                && self.model_type.as_ref().is_none_or(|of| of == model_type)
+                && named.is_none_or(|of| of == name)
+        });
         let kind_found = format!("{:?} ({:?})", self.model_type, self.architectures);
+        let supported = kinds
+            .iter()
+            .map(|(of, name)| format!("{of:?} ([{name:?}])"));
+        let supported = supported.collect::<Vec<_>>().join(", ");
+        let full = self.layer_types.iter().all(|of| of == "full_attention");
+        let slides = self.use_sliding_window || !full;
         let act = self.hidden_act.as_deref().unwrap_or("silu");
         let without_bias = "projections without bias";
         for (fits, key, found, supported) in [
             (
-                kind_fits,
+                found.is_some(),
                 "model_type (architectures)",
                 kind_found,
-                kind.supported,
+                supported.as_str(),
             ),
             (act == "silu", "hidden_act", format!("{act:?}"), "\"silu\""),
             (
@@ -213,6 +226,12 @@ impl ConfigJson {
             ),
             (!self.mlp_bias, "mlp_bias", "true".into(), without_bias),
             (
+                !slides,
+                "use_sliding_window (layer_types)",
+                "set".into(),
+                "attention to the whole text",
+            ),
+            (
                 self.quantization_config.is_none(),
                 "quantization_config",
                 "set".into(),
@@ -221,7 +240,7 @@ impl ConfigJson {
         ] {
             ModelError::unless_supported(fits, key, found, supported)?;
         }
-        Ok(())
+        Ok(found.map_or("", |(model_type, _)| model_type))
     }
 
     fn check_sizes(&self, kv_heads: usize) -> Result<(), ModelError> {
@@ -269,16 +288,18 @@ impl ConfigJson {
         let kind = scaling
             .and_then(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type")))
             .map_or(Some("default"), Value::as_str);
+        let needed = |key: &'static str| {
+            number(key).filter(|value| *value > 0.0).ok_or_else(|| {
+                ModelError::Config(format!("rope_scaling of this type needs a positive {key}"))
+            })
+        };
         match kind {
             Some("default") => Ok(plain.map(|frequency| frequency as f32).collect()),
+            Some("linear") => {
+                let factor = needed("factor")?;
+                Ok(plain.map(|frequency| (frequency / factor) as f32).collect())
+            }
             Some("llama3") => {
-                let needed = |key: &'static str| {
-                    number(key).filter(|value| *value > 0.0).ok_or_else(|| {
-                        ModelError::Config(format!(
-                            "rope_scaling of type llama3 needs a positive {key}"
-                        ))
-                    })
-                };
                 let factor = needed("factor")?;
                 let (low, high) = (needed("low_freq_factor")?, needed("high_freq_factor")?);
                 let trained = needed("original_max_position_embeddings")?;
@@ -291,7 +312,7 @@ impl ConfigJson {
             }
             other => {
                 let found = other.map_or("not a string".into(), |kind| format!("{kind:?}"));
-                let supported = "\"default\" and \"llama3\"";
+                let supported = "\"default\", \"linear\" and \"llama3\"";
                 Err(ModelError::unsupported(
                     "rope_scaling.rope_type",
                     found,
@@ -354,7 +375,16 @@ mod tests {
 
     #[test]
     fn other_networks_are_refused_by_name() {
-        assert!(fault(serde_json::json!({"model_type": "qwen2"})).contains("qwen2"));
+        // The names have to agree.
+        assert!(
+            fault(serde_json::json!({"model_type": "qwen2"}))
+                .contains("\"qwen2\" ([\"Qwen2ForCausalLM\"])")
+        );
+        assert!(
+            fault(serde_json::json!({"use_sliding_window": true})).contains("use_sliding_window")
+        );
+        let types = serde_json::json!({"layer_types": ["full_attention", "sliding_attention"]});
+        assert!(fault(types).contains("layer_types"));
         assert!(
             fault(serde_json::json!({"hidden_act": "gelu"})).contains("hidden_act is \"gelu\"")
         );
@@ -375,6 +405,28 @@ mod tests {
         assert!(
             fault(serde_json::json!({"eos_token_id": 10})).contains("must be below vocab_size")
         );
+    }
+
+    #[test]
+    fn kinds_have_a_bias_or_norms_of_their_own() {
+        for (of, name, expected) in [
+            ("llama", "LlamaForCausalLM", (false, false)),
+            ("qwen2", "Qwen2ForCausalLM", (true, false)),
+            ("qwen3", "Qwen3ForCausalLM", (false, true)),
+        ] {
+            let named = serde_json::json!({"model_type": of, "architectures": [name]});
+            let found = Architecture::from_json(&config(named), None).unwrap();
+            assert_eq!((found.qkv_bias, found.head_norms), expected, "{of}");
+        }
+    }
+
+    #[test]
+    fn linear_scaling_slows_all_turns() {
+        let scaling = serde_json::json!({"rope_scaling": {"type": "linear", "factor": 4.0}});
+        let found = Architecture::from_json(&config(scaling), None).unwrap();
+        assert_eq!(found.rope_frequencies, [0.25, 0.0025]);
+        let without = serde_json::json!({"rope_scaling": {"type": "linear"}});
+        assert!(fault(without).contains("positive factor"));
     }
 
     #[test]

@@ -24,6 +24,9 @@ impl Model {
         for layer in &self.layers {
             floats(&layer.attention_norm);
             floats(&layer.block.mlp_norm);
+            let bias = layer.block.query_key_value_bias.iter();
+            bias.chain(layer.block.head_norms.iter().flatten())
+                .for_each(|values| floats(values));
         }
         let of_layers = self.layers.iter().flat_map(|layer| {
             let block = &layer.block;

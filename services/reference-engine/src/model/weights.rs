@@ -21,6 +21,10 @@ pub(crate) struct DecoderLayer {
 pub(crate) struct BlockWeights {
     /// The projections to queries, keys and values, stacked in this order.
     pub(crate) query_key_value: Matrix,
+    /// Added to that product, if there is one.
+    pub(crate) query_key_value_bias: Option<Vec<f32>>,
+    /// The norms of each head of the queries and of the keys, if there are such.
+    pub(crate) head_norms: Option<[Vec<f32>; 2]>,
     pub(crate) attention_out: Matrix,
     pub(crate) mlp_norm: Vec<f32>,
     /// The gate projection, stacked on the up projection.
@@ -62,9 +66,9 @@ impl Model {
         let embedding = tensors.floats("model.embed_tokens.weight", &[a.vocab_size, hidden])?;
         let layers = (0..a.layers)
             .map(|layer| {
-                let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+                let name = |part: &str| format!("model.layers.{layer}.{part}");
                 Ok(DecoderLayer {
-                    attention_norm: tensors.floats(&name("input_layernorm"), &[hidden])?,
+                    attention_norm: tensors.floats(&name("input_layernorm.weight"), &[hidden])?,
                     block: BlockWeights::read(a, hidden, tensors, name)?,
                 })
             })
@@ -93,8 +97,8 @@ impl Model {
 }
 
 impl BlockWeights {
-    /// Reads a layer's tensors. `name` turns the name of a part into the name of its tensor, and `width` is the width
-    /// of the rows that attention reads.
+    /// Reads a layer's tensors. `name` turns the name of a tensor in the layer into its full name, and `width` is the
+    /// width of the rows that attention reads.
     pub(crate) fn read(
         a: &Architecture,
         width: usize,
@@ -106,21 +110,41 @@ impl BlockWeights {
         let matrix = |parts: &[(&str, usize)], depth: usize| {
             let parts: Vec<_> = parts
                 .iter()
-                .map(|(part, rows)| (name(part), *rows))
+                .map(|(part, rows)| (name(&format!("{part}.weight")), *rows))
                 .collect();
             tensors.matrix(&parts, depth)
         };
+        let projections = [
+            ("self_attn.q_proj", query),
+            ("self_attn.k_proj", key_value),
+            ("self_attn.v_proj", key_value),
+        ];
+        let query_key_value_bias = match a.qkv_bias {
+            true => {
+                let parts = projections.map(|(part, rows)| (format!("{part}.bias"), rows));
+                let read = |(part, rows): &(String, usize)| tensors.floats(&name(part), &[*rows]);
+                Some(
+                    parts
+                        .iter()
+                        .map(read)
+                        .collect::<Result<Vec<_>, _>>()?
+                        .concat(),
+                )
+            }
+            false => None,
+        };
+        let head_norm =
+            |part: &str| tensors.floats(&name(&format!("self_attn.{part}.weight")), &[a.head_dim]);
+        let head_norms = match a.head_norms {
+            true => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
+            false => None,
+        };
         Ok(BlockWeights {
-            query_key_value: matrix(
-                &[
-                    ("self_attn.q_proj", query),
-                    ("self_attn.k_proj", key_value),
-                    ("self_attn.v_proj", key_value),
-                ],
-                width,
-            )?,
+            query_key_value: matrix(&projections, width)?,
+            query_key_value_bias,
+            head_norms,
             attention_out: matrix(&[("self_attn.o_proj", hidden)], query)?,
-            mlp_norm: tensors.floats(&name("post_attention_layernorm"), &[hidden])?,
+            mlp_norm: tensors.floats(&name("post_attention_layernorm.weight"), &[hidden])?,
             gate_up: matrix(&[("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden)?,
             down: matrix(&[("mlp.down_proj", hidden)], inner)?,
         })

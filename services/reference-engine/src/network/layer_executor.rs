@@ -49,6 +49,8 @@ pub(crate) struct LayerExecutor {
     /// Input of the next product. Layout: `[row][depth of the product]`.
     pub(crate) normed: Vec<f32>,
     projected: Vec<f32>,
+    /// A head before its norm.
+    head: Vec<f32>,
     attended: Vec<f32>,
     activated: Vec<f32>,
 }
@@ -66,6 +68,7 @@ impl LayerExecutor {
             residual: Vec::new(),
             normed: Vec::new(),
             projected: Vec::new(),
+            head: Vec::new(),
             attended: Vec::new(),
             activated: Vec::new(),
         }
@@ -119,10 +122,19 @@ impl LayerExecutor {
             .query_key_value
             .product(&self.normed, rows, &mut self.projected, self.threads);
         let width = block.query_key_value.padded_rows();
+        let eps = self.architecture.norm_eps;
         for (row, position) in self.projected.chunks_exact_mut(width).zip(&self.positions) {
+            if let Some(bias) = &block.query_key_value_bias {
+                add(&mut row[..bias.len()], bias);
+            }
             let (cos, sin) = self.rope.row(*position);
             let turned = (heads + self.architecture.kv_heads) * head_dim;
-            for head in row[..turned].chunks_exact_mut(head_dim) {
+            for (number, head) in row[..turned].chunks_exact_mut(head_dim).enumerate() {
+                if let Some(norms) = &block.head_norms {
+                    self.head.clear();
+                    self.head.extend_from_slice(head);
+                    rms_norm(&self.head, &norms[usize::from(number >= heads)], eps, head);
+                }
                 rotate(head, cos, sin);
             }
         }

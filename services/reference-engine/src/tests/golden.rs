@@ -1,10 +1,13 @@
-//! Tests of the compiled-in model against the reference outputs of its training code.
+//! Tests against the outputs of others: of the compiled-in model's training code, and of transformers for small
+//! random networks of each kind.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use refrain_protocol::engine::{Sampling, StepItem, StepRequest};
+use safetensors::Dtype;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::config::EngineConfig;
 use crate::engine::EngineCore;
@@ -15,7 +18,8 @@ use crate::network::Branch;
 use crate::network::ModelForward;
 use crate::network::{BlockCount, KvCache, KvShape};
 
-use super::support::{chain, item, opening};
+use super::support::{chain, item, load, opening, tensors};
+use super::weight_files::FileTensor;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -108,5 +112,71 @@ fn greedy_output_is_that_of_the_training_code_with_and_without_drafts() {
             ..opening(plain + 1, &greedy, &case.ids)
         };
         assert_eq!(step(drafted).emitted, case.next_ids, "{}", case.name);
+    }
+}
+
+/// The logits of small random networks after a prompt, by transformers.
+#[derive(Deserialize)]
+struct Kinds {
+    seed: u64,
+    cases: Vec<Kind>,
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    name: String,
+    config: Value,
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+#[test]
+fn networks_of_each_kind_compute_what_transformers_does() {
+    let Kinds { seed, cases } = serde_json::from_str(include_str!("golden_kinds.json")).unwrap();
+    assert!(cases.len() >= 6);
+    for case in cases {
+        let model = load(&case.config, &tensors(&case.config, Dtype::F32, seed)).unwrap();
+        let mut kv = KvCache::new(KvShape::of(&model.architecture), BlockCount::default());
+        kv.grow(case.ids.len());
+        let branch = Branch {
+            wants_logits: true,
+            ..Branch::new(&mut kv, 0, &case.ids)
+        };
+        let mut forward = ModelForward::new(&model, &[], 1);
+        let pass = forward.run(&model, &mut [branch]);
+        let logits = pass.logits(0, None);
+        assert_eq!(logits.len(), case.logits.len());
+        let widest = logits.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
+        assert!(widest > 0.5, "{}: the logits are all small", case.name);
+        for (token, (ours, theirs)) in logits.iter().zip(&case.logits).enumerate() {
+            assert!(
+                (ours - theirs).abs() < 2e-4 * widest.max(1.0),
+                "{}: logit {token} is {ours}, not {theirs}",
+                case.name
+            );
+        }
+    }
+}
+
+#[test]
+fn every_weight_of_a_kind_counts() {
+    let Kinds { seed, cases } = serde_json::from_str(include_str!("golden_kinds.json")).unwrap();
+    for case in cases {
+        let config = &case.config;
+        let all = tensors(config, Dtype::F32, seed);
+        let hash = load(config, &all).unwrap().fingerprint();
+        for (name, tensor) in &all {
+            let mut without = all.clone();
+            without.remove(name);
+            let fault = load(config, &without).unwrap_err().to_string();
+            assert!(fault.contains(name.as_str()), "{}: {fault}", case.name);
+            let mut values = tensor.values();
+            values[0] += 1.0;
+            let changed = FileTensor::floats(Dtype::F32, tensor.shape(), &values);
+            let mut other = all.clone();
+            other.insert(name.clone(), changed);
+            let other = load(config, &other).unwrap().fingerprint();
+            assert_ne!(other, hash, "{}: {name} is in no hash", case.name);
+        }
     }
 }

@@ -92,6 +92,19 @@ pub(crate) fn shapes(config: &Value) -> Vec<(String, Vec<usize>)> {
         ] {
             shapes.push((format!("model.layers.{layer}.{part}.weight"), shape));
         }
+        let attention = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
+        match config["model_type"].as_str() {
+            Some("qwen2") => shapes.extend([
+                (attention("q_proj.bias"), vec![query]),
+                (attention("k_proj.bias"), vec![key]),
+                (attention("v_proj.bias"), vec![key]),
+            ]),
+            Some("qwen3") => shapes.extend(
+                ["q_norm.weight", "k_norm.weight"]
+                    .map(|part| (attention(part), vec![size("head_dim")])),
+            ),
+            _ => {}
+        }
     }
     shapes
 }

@@ -14,9 +14,6 @@ use crate::config::Role;
 /// The configuration that all processes share. It is also the example for several machines.
 const CONFIG: &str = include_str!("../../../../deploy/config/cluster.toml");
 
-/// The model that the configuration has.
-pub(super) const MODEL: &str = "refrain-tiny";
-
 /// Workers, each with an engine of its own.
 pub(super) const WORKERS: usize = 2;
 
@@ -257,7 +254,10 @@ mod tests {
         }
         let written = MeshFile::read(Role::Scheduler, Some(&plan.config), std::iter::empty());
         let written = written.unwrap();
-        assert_eq!(written.gateway.models[0].id, MODEL);
+        assert_eq!(
+            written.gateway.models[0].id,
+            crate::config::shipped_model().id
+        );
         assert_eq!(written.gateway.keys[0].key.as_deref(), Some("refrain-dev"));
     }
 

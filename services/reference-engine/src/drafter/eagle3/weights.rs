@@ -53,7 +53,7 @@ impl Eagle3Head {
             .into_iter()
             .find(|place| tensors.has(&format!("{place}.self_attn.q_proj.weight")))
             .unwrap_or("midlayer");
-        let name = |part: &str| format!("{place}.{part}.weight");
+        let name = |part: &str| format!("{place}.{part}");
         let has_embedding = tensors.has("embed_tokens.weight");
         ModelError::unless(has_embedding || hidden == target_hidden, || {
             format!(
@@ -72,8 +72,8 @@ impl Eagle3Head {
         Ok(Eagle3Head {
             embedding,
             fc: tensors.matrix(&[("fc.weight".to_owned(), hidden)], width)?,
-            hidden_norm: tensors.floats(&name("hidden_norm"), &[hidden])?,
-            embedding_norm: tensors.floats(&name("input_layernorm"), &[hidden])?,
+            hidden_norm: tensors.floats(&name("hidden_norm.weight"), &[hidden])?,
+            embedding_norm: tensors.floats(&name("input_layernorm.weight"), &[hidden])?,
             block: BlockWeights::read(a, 2 * hidden, tensors, name)?,
             norm: tensors.floats("norm.weight", &[hidden])?,
             lm_head,

@@ -1,0 +1,228 @@
+//! `refrain up --model`: the caller's own model on the engine of this process.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use refrain_gateway::ModelConfig;
+use refrain_reference_engine::{ModelFiles, ModelMemory, WeightFormat};
+
+use crate::config::MeshFile;
+
+/// Most threads that share the products of a step: beyond so many, waiting for each other takes longer than it saves.
+const THREADS_MAX: usize = 16;
+/// Fewest tokens of keys and values with which a model is of any use.
+const KV_TOKENS_MIN: u64 = 1_024;
+
+/// The arguments about the caller's own model.
+#[derive(Args)]
+pub(crate) struct OwnModelArgs {
+    /// Serve the model in this folder in place of the built-in one. It is a Llama, Qwen2 or Qwen3 network in Hugging
+    /// Face's layout, with safetensors of f32, f16 or bf16. It runs on the CPU, so it should be small.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["cluster", "adopt"])]
+    model: Option<PathBuf>,
+    /// Longest text of that model, tokens [default: what the model and the memory allow].
+    #[arg(long, value_name = "TOKENS", requires = "model", value_parser = clap::value_parser!(u32).range(16..))]
+    context: Option<u32>,
+    /// A smaller model of the same tokenizer, which drafts where nothing is remembered.
+    #[arg(long, value_name = "FOLDER", requires = "model")]
+    draft_model: Option<PathBuf>,
+}
+
+impl OwnModelArgs {
+    /// Has the mesh serve the model, if one is named. Returns what is said of it while it loads.
+    ///
+    /// # Errors
+    /// A folder without a model, a network that the engine does not compute, or too little memory.
+    pub(crate) fn apply(&self, file: &mut MeshFile) -> anyhow::Result<Option<String>> {
+        let Some(folder) = &self.model else {
+            return Ok(None);
+        };
+        ensure!(
+            !file.worker.engine.is_external(),
+            "--model: leave out [worker.engine] of the configuration, which names an engine elsewhere"
+        );
+        let source = folder_of("--model", folder)?;
+        let files = ModelFiles::open(&source).context("--model")?;
+        ensure!(
+            files.tokenization.is_some(),
+            "--model: {source} has no tokenizer.json"
+        );
+        let name = Path::new(&source).file_name().unwrap_or("model".as_ref());
+        let name = name.to_string_lossy().into_owned();
+        let engine = &mut file.engine;
+        // All bits are the same in both formats, and this one halves what a step reads.
+        engine.weights = WeightFormat::Bf16;
+        let memory = files.memory(engine.weights).context("--model")?;
+        let draft_model = self.draft_model.as_ref();
+        engine.draft_model = draft_model
+            .map(|folder| folder_of("--draft-model", folder))
+            .transpose()?;
+        let drafter = engine.draft_model.as_ref().map(|source| {
+            let files = ModelFiles::open(source)?;
+            files.memory(engine.weights)
+        });
+        let drafter = drafter.transpose().context("--draft-model")?;
+        let context_max = self.context.unwrap_or(memory.max_context);
+        let plan = Plan::new(memory, drafter, available_bytes());
+        let kv_tokens = plan.kv_tokens(engine.kv_tokens_max)?;
+        engine.kv_tokens_max = kv_tokens;
+        let context = context_max
+            .min(memory.max_context)
+            .min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
+        engine.max_context = Some(context);
+        engine.threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(THREADS_MAX);
+        engine.model = source.clone();
+        engine.model_name = Some(name.clone());
+        let said = format!(
+            "Loading {name}: {} of weights, {} threads, {kv_tokens} tokens of keys and values ({}), texts of up to \
+             {context} tokens",
+            gigabytes(plan.weights_bytes),
+            engine.threads,
+            gigabytes(kv_tokens * plan.kv_bytes_per_token),
+        );
+        file.gateway.models = vec![ModelConfig {
+            id: name,
+            files: source,
+            max_context: Some(context),
+            ..ModelConfig::default()
+        }];
+        Ok(Some(said))
+    }
+}
+
+/// The full path of a model's folder.
+fn folder_of(argument: &str, folder: &Path) -> anyhow::Result<String> {
+    let shown = folder.display();
+    if folder.is_file() {
+        bail!(
+            "{argument}: {shown} is a file; name a folder with config.json, tokenizer.json and model.safetensors. \
+             GGUF files run in llama-server, and Refrain in front of it: docs/engines.md tells how"
+        );
+    }
+    let full = folder
+        .canonicalize()
+        .with_context(|| format!("{argument}: {shown} cannot be opened"))?;
+    let full = full.into_os_string().into_string();
+    full.map_err(|_| anyhow::anyhow!("{argument}: the path {shown} is no UTF-8"))
+}
+
+/// How the memory of this machine is divided.
+struct Plan {
+    weights_bytes: u64,
+    loading_bytes: u64,
+    kv_bytes_per_token: u64,
+    /// `None`: it is not known.
+    available_bytes: Option<u64>,
+}
+
+impl Plan {
+    fn new(model: ModelMemory, drafter: Option<ModelMemory>, available_bytes: Option<u64>) -> Self {
+        let all = [Some(model), drafter];
+        let sum = |of: fn(&ModelMemory) -> u64| all.iter().flatten().map(of).sum::<u64>();
+        let files = all.iter().flatten().map(|of| of.files_bytes).max();
+        Plan {
+            weights_bytes: sum(|of| of.weights_bytes),
+            // One model is loaded after the other.
+            loading_bytes: files.unwrap_or(0),
+            kv_bytes_per_token: sum(|of| of.kv_bytes_per_token),
+            available_bytes,
+        }
+    }
+
+    /// Tokens of keys and values, at most `most`: they get half of what the weights leave.
+    fn kv_tokens(&self, most: u64) -> anyhow::Result<u64> {
+        let Some(available) = self.available_bytes else {
+            return Ok(most);
+        };
+        let least = KV_TOKENS_MIN * self.kv_bytes_per_token;
+        let needed = self.weights_bytes + self.loading_bytes.max(2 * least);
+        ensure!(
+            needed <= available,
+            "--model: it needs {} of memory ({} of weights, and as much again as its files have while it loads), and {} \
+             are free; take a smaller model",
+            gigabytes(needed),
+            gigabytes(self.weights_bytes),
+            gigabytes(available)
+        );
+        let left = (available - self.weights_bytes) / 2;
+        Ok(most.min(left / self.kv_bytes_per_token.max(1)))
+    }
+}
+
+/// The memory that is free for this process, by the system; `None` where it does not say.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+fn gigabytes(bytes: u64) -> String {
+    match bytes < 100_000_000 {
+        true => format!("{} MB", bytes / 1_000_000),
+        false => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(weights_gb: u64, kv_bytes_per_token: u64) -> ModelMemory {
+        ModelMemory {
+            weights_bytes: weights_gb * 1_000_000_000,
+            files_bytes: weights_gb * 1_000_000_000,
+            kv_bytes_per_token,
+            max_context: 32_768,
+        }
+    }
+
+    #[test]
+    fn keys_and_values_get_half_of_what_the_weights_leave() {
+        let plan = |available| Plan::new(model(1, 100_000), None, Some(available));
+        assert_eq!(plan(100_000_000_000).kv_tokens(65_536).unwrap(), 65_536);
+        assert_eq!(plan(3_000_000_000).kv_tokens(65_536).unwrap(), 10_000);
+        let fault = plan(1_900_000_000).kv_tokens(65_536).unwrap_err();
+        assert!(fault.to_string().contains("needs 2.0 GB"), "{fault}");
+        let unknown = Plan::new(model(1, 100_000), None, None);
+        assert_eq!(unknown.kv_tokens(65_536).unwrap(), 65_536);
+    }
+
+    #[test]
+    fn a_draft_model_counts() {
+        let plan = Plan::new(
+            model(2, 100_000),
+            Some(model(1, 50_000)),
+            Some(6_000_000_000),
+        );
+        assert_eq!(
+            (plan.weights_bytes, plan.loading_bytes),
+            (3_000_000_000, 2_000_000_000)
+        );
+        assert_eq!(plan.kv_tokens(65_536).unwrap(), 10_000);
+    }
+
+    #[test]
+    fn files_that_are_no_folders_are_refused_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.gguf");
+        std::fs::write(&file, "GGUF").unwrap();
+        let apply = |model: PathBuf| {
+            let args = OwnModelArgs {
+                model: Some(model),
+                context: None,
+                draft_model: None,
+            };
+            let fault = args.apply(&mut MeshFile::default()).unwrap_err();
+            format!("{fault:#}")
+        };
+        assert!(apply(file).contains("llama-server"));
+        assert!(apply(folder.path().join("absent")).contains("cannot be opened"));
+        assert!(apply(folder.path().to_owned()).contains("config.json"));
+    }
+}
