@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_gateway::ModelConfig;
-use refrain_reference_engine::{ModelFiles, ModelMemory, WeightFormat};
+use refrain_reference_engine::{EngineConfig, ModelFiles, ModelMemory, WeightFormat};
 
 use crate::config::MeshFile;
 
@@ -42,6 +42,10 @@ impl OwnModelArgs {
             !file.worker.engine.is_external(),
             "--model: leave out [worker.engine] of the configuration, which names an engine elsewhere"
         );
+        ensure!(
+            file.gateway.models.is_empty(),
+            "--model: leave out [[gateway.models]] of the configuration, or name the folder there and in engine.model"
+        );
         let source = folder_of("--model", folder)?;
         let files = ModelFiles::open(&source).context("--model")?;
         ensure!(
@@ -50,7 +54,7 @@ impl OwnModelArgs {
         );
         let name = Path::new(&source).file_name().unwrap_or("model".as_ref());
         let name = name.to_string_lossy().into_owned();
-        let engine = &mut file.engine;
+        let (engine, default) = (&mut file.engine, EngineConfig::default());
         // All bits are the same in both formats, and this one halves what a step reads.
         engine.weights = WeightFormat::Bf16;
         let memory = files.memory(engine.weights).context("--model")?;
@@ -71,9 +75,10 @@ impl OwnModelArgs {
             .min(memory.max_context)
             .min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
         engine.max_context = Some(context);
-        engine.threads = std::thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(THREADS_MAX);
+        if engine.threads == default.threads {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            engine.threads = cores.min(THREADS_MAX);
+        }
         engine.model = source.clone();
         engine.model_name = Some(name.clone());
         let said = format!(
@@ -224,5 +229,14 @@ mod tests {
         assert!(apply(file).contains("llama-server"));
         assert!(apply(folder.path().join("absent")).contains("cannot be opened"));
         assert!(apply(folder.path().to_owned()).contains("config.json"));
+        let args = OwnModelArgs {
+            model: Some(folder.path().to_owned()),
+            context: None,
+            draft_model: None,
+        };
+        let mut file = MeshFile::default();
+        file.gateway.models.push(ModelConfig::default());
+        let fault = args.apply(&mut file).unwrap_err().to_string();
+        assert!(fault.contains("[[gateway.models]]"), "{fault}");
     }
 }
