@@ -17,6 +17,7 @@ CALLS, KNOWN, JUDGED = [*sys.argv[3:], *("", "100", "10")[len(sys.argv) - 3 :]]
 import json
 import tempfile
 from itertools import islice
+from os.path import commonprefix
 from types import SimpleNamespace as Namespace
 from unittest import mock
 
@@ -85,16 +86,13 @@ class Compared:
             host = self.client.propose([(name, PLACES)], padded=True)[0][0]
             device = self.drafter.propose(torch.zeros(1, dtype=torch.int64), one, self.states.last_sampled_tokens)
             device = device[0, : int(self.drafter.index.drafted[0])].tolist()
-            for kind, draft in (("host", host), ("device", device)):
-                right = 0
-                for drafted, came in zip(draft, output[at:]):
-                    if drafted != came:
-                        break
-                    right += 1
-                self.right[kind] += right
-                accepted = right if kind == "host" else accepted
+            came = output[at : at + PLACES]
+            right = {kind: len(commonprefix([draft, came])) for kind, draft in (("host", host), ("device", device))}
+            for kind, tokens in right.items():
+                self.right[kind] += tokens
             self.steps += 1
-            step = min(accepted + 1, len(output) - at)
+            # The text goes on as with the host's drafts.
+            step = min(right["host"] + 1, len(output) - at)
             self.client.extend(name, output[at : at + step])
             at += step
         self.client.finish(name, "stop")

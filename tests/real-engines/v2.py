@@ -2,6 +2,7 @@
 kernels of vLLM and those of the device index."""
 
 import concurrent.futures
+import functools
 import json
 import shutil
 import signal
@@ -47,7 +48,7 @@ class V2(Vllm):
 
     def env(self):
         return {
-            **super().env(), "TRITON_INTERPRET": "1", "PYTHONPATH": str(install_interpreter(self.options)),
+            **super().env(), "TRITON_INTERPRET": "1", "PYTHONPATH": str(install_interpreter(self.work)),
             "REFRAIN_CLIENT_DEVICE__BYTES_MAX": "8000000",
         }  # fmt: skip
 
@@ -70,25 +71,25 @@ class V2(Vllm):
         return result, int(self.metric(ACCEPTED) - before)
 
 
-def install_interpreter(options):
-    """A folder for PYTHONPATH with the backend of Triton and the plugin of vLLM that `interpreter/` has."""
-    folder = options.work / "interpreter"
+@functools.cache
+def install_interpreter(work):
+    """A folder for PYTHONPATH with the backend of Triton and the plugins of vLLM that `interpreter/` has."""
+    folder = work / "interpreter"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(__file__.replace("v2.py", "interpreter"), folder / "refrain_interpreter")
     about = folder / "refrain_interpreter-0.dist-info"
-    if not about.exists():
-        shutil.copytree(__file__.replace("v2.py", "interpreter"), folder / "refrain_interpreter")
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: refrain-interpreter\nVersion: 0\n")
-        (about / "entry_points.txt").write_text(
-            "[triton.backends]\ncpu = refrain_interpreter\n"
-            "[vllm.general_plugins]\nallow_async = refrain_interpreter:allow_async\n"
-            "allow_adaptive = refrain_interpreter:allow_adaptive\n"
-        )
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: refrain-interpreter\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(
+        "[triton.backends]\ncpu = refrain_interpreter\n"
+        "[vllm.general_plugins]\nallow_async = refrain_interpreter:allow_async\n"
+        "allow_adaptive = refrain_interpreter:allow_adaptive\n"
+    )
     return folder
 
 
 def check(table, options):
     clear(options.work, "attach-data")
-    shutil.rmtree(options.work / "interpreter", ignore_errors=True)
     plain = V2(options, "plain")
     plain.start()
     asked = [prompt for _ in range(REQUESTS // 50) for prompt in prompts(plain)][:REQUESTS]
@@ -233,8 +234,7 @@ def store_away(table, engine, store, tokens, bodies, expected):
 
 def erased(table, engine, store, tokens, bodies):
     # What ended while the store was away gets there first.
-    waiting = lambda: -series(engine.client_url, "refrain_upload_pending_tokens")  # noqa: E731
-    await_value(waiting, 0, 120)
+    await_uploads(engine)
     on_device = client_series(engine, "device_tokens")
     gone = store.erase("a")
     until = time.monotonic() + 120
@@ -251,19 +251,32 @@ def erased(table, engine, store, tokens, bodies):
     table.row(NAME, "erased texts leave the device", left < on_device / 4 and accepted < TOKENS // 3, detail)
 
 
+def await_uploads(engine):
+    """Waits until all outputs that ended are in the store."""
+    await_value(lambda: -series(engine.client_url, "refrain_upload_pending_tokens"), 0, 120)
+
+
+def wake(engine, prompt, token, known):
+    """Asks until so many tokens are on the device. The first request of a namespace brings its texts, and further ones
+    carry them there."""
+
+    def on_device():
+        engine.ask(prompt, 2, **of(token))
+        return client_series(engine, "device_tokens")
+
+    await_value(on_device, known, 120)
+
+
 def restarted(table, options, store, asked, expected):
     token = store.token("c")
     first = engine_of(options, "first", store.variables())
     first.ask_all([(prompt, of(token)) for prompt in asked[:8]])
-    time.sleep(2)
+    await_uploads(first)
     first.process.stop(signal.SIGTERM)
     engine = engine_of(options, "restarted", store.variables())
     try:
-        # The first request of its namespace brings the texts, which come while it runs.
-        engine.ask(asked[30], 4, **of(token))
-        await_value(lambda: client_series(engine, "emitted_tokens_total"), 4)
-        time.sleep(2)
-        engine.ask(asked[31], 2, **of(token))
+        # Each of the eight outputs has 16 tokens of its prompt beside, and a token of it takes as much room again.
+        wake(engine, asked[30], token, 8 * (TOKENS + 8))
         numbers = [n for n in range(8) if n % 10 != 9]
         outputs, accepted = engine.accepted(lambda: [engine.ask(asked[n], **of(token)) for n in numbers[:4]])
         holds = outputs == [expected[n] for n in numbers[:4]] and accepted >= 4 * TOKENS * 2 // 3

@@ -3,11 +3,10 @@ arctic-inference's suffix cache at its best factor, for which vLLM falls back to
 when it is new, once more, after a restart, and in a second engine beside the first."""
 
 import json
-import time
 
 from attach import Store
 from mesh import clear, prompts
-from v2 import SCHEDULER, TOKENS, V2, install_interpreter, of
+from v2 import TOKENS, V2, await_uploads, client_series, engine_of, of, wake
 
 NAME = "v2-compared"
 PROMPTS = 16
@@ -25,20 +24,20 @@ class Drafts:
 
     def __init__(self, options, name, store):
         self.options, self.name, self.store = options, name, store
-        self.fields = of(store.token("compared")) if name == OURS else {}
+        self.token = store.token("compared")
+        self.fields = of(self.token) if name == OURS else {}
         self.engines = []
 
     def start(self):
-        speculation = SUFFIX if self.name == PEER else NGRAM
-        more = ["--speculative-config", json.dumps(speculation), *(SCHEDULER if self.name == OURS else [])]
-        variables = self.store.variables() if self.name == OURS else {}
         kind = f"{self.name.split()[-1]}-{len(self.engines)}"
-        engine = V2(self.options, kind, more, variables)
-        if self.name == PEER:
+        if self.name == OURS:
+            engine = engine_of(self.options, kind, self.store.variables(), NGRAM)
+        else:
+            speculation = SUFFIX if self.name == PEER else NGRAM
             # V1 refuses asynchronous scheduling, which the plugin of the interpreter switches on.
-            base = engine.env
-            engine.env = lambda: {**base(), "VLLM_PLUGINS": "arctic_inference"}
-        engine.start()
+            variables = {"VLLM_PLUGINS": "arctic_inference"} if self.name == PEER else {}
+            engine = V2(self.options, kind, ["--speculative-config", json.dumps(speculation)], variables)
+            engine.start()
         self.engines.append(engine)
         return engine
 
@@ -47,12 +46,12 @@ class Drafts:
         outputs, accepted = engine.accepted(lambda: [engine.ask(prompt, **self.fields) for prompt in asked])
         return accepted, outputs
 
-    def wake(self, engine, other):
-        """The first request of a namespace brings its texts to an engine, which come while it runs."""
+    def start_knowing(self, known, other):
+        """Another engine. Refrain's has so many tokens of the first one once its namespace is asked for."""
+        engine = self.start()
         if self.name == OURS:
-            engine.ask(other, 4, **self.fields)
-            time.sleep(2)
-            engine.ask(other, 2, **self.fields)
+            wake(engine, other, self.token, known)
+        return engine
 
     def rounds(self, asked, other):
         """Accepted tokens by round, and whether all outputs were the same."""
@@ -60,15 +59,17 @@ class Drafts:
         cold, expected = self.ask(first, asked)
         warm, again = self.ask(first, asked)
         found, outputs = {"cold": cold, "warm": warm}, [again]
+        known = 0
+        if self.name == OURS:
+            await_uploads(first)
+            known = client_series(first, "device_tokens")
         if self.name != OWN:
-            second = self.start()
-            self.wake(second, other)
+            second = self.start_knowing(known, other)
             found["second"], more = self.ask(second, asked)
             outputs.append(more)
             second.kill()
             first.kill()
-            restarted = self.start()
-            self.wake(restarted, other)
+            restarted = self.start_knowing(known, other)
             found["restarted"], more = self.ask(restarted, asked)
             outputs.append(more)
         self.engines[-1].kill()
@@ -77,7 +78,6 @@ class Drafts:
 
 def check(table, options):
     clear(options.work, "attach-data")
-    install_interpreter(options)
     store = Store(options).ready()
     plain = V2(options, "plain")
     plain.start()
