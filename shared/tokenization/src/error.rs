@@ -19,6 +19,14 @@ pub enum TokenizationError {
         /// The fault in its content.
         reason: String,
     },
+    /// A GGUF file cannot be used.
+    #[error("cannot use {path}: {reason}")]
+    Gguf {
+        /// The path of the file.
+        path: String,
+        /// The fault of the file, and the remedy if there is one.
+        reason: String,
+    },
     /// The template failed: its author did not think of such messages, or it uses what is not known here.
     #[error("the model's chat template failed: {0}")]
     Render(String),

@@ -19,10 +19,12 @@
 //! | `token_lower_bound.rs`, `token_lower_bound/` | Refuses a text that has too many tokens, without encoding it. |
 //! | `token_spelling.rs` | The bytes of a token, by the way in which a vocabulary spells them. |
 //! | `model_files.rs` | [`ModelFiles`]: the files of a model's folder. |
+//! | `gguf.rs`, `gguf/` | The same of a GGUF file, and [`GgufHeader`]: the shape of the model in it. |
 
 mod chat_template;
 mod detokenizer;
 mod error;
+mod gguf;
 mod model_files;
 mod request_json;
 #[cfg(feature = "testing")]
@@ -34,6 +36,7 @@ mod tokenizer;
 pub use chat_template::{ChatInput, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::TokenizationError;
+pub use gguf::GgufHeader;
 pub use model_files::{CONFIG_BYTES_MAX, ModelFiles, read_model_file};
 pub use request_json::{JsonList, JsonMap, JsonValue};
 pub use tokenizer::Tokenizer;

@@ -13,7 +13,7 @@ pub const CONFIG_BYTES_MAX: u64 = 64 << 20;
 /// megabytes.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 /// Largest chat template, bytes.
-const TEMPLATE_BYTES_MAX: u64 = 4 << 20;
+pub(crate) const TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 
 /// Reads a file of a model, if it is a regular file of at most `bytes_max` bytes. A device would have no end, and a
 /// pipe no beginning.
@@ -65,6 +65,19 @@ struct ConfigJson {
 }
 
 impl ModelFiles {
+    /// Reads a folder in the common layout, or a file whose name ends with `.gguf`.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::from_dir`] and [`ModelFiles::from_gguf`].
+    pub fn from_path(path: impl AsRef<Path>) -> Result<Self, TokenizationError> {
+        let path = path.as_ref();
+        let extension = path.extension().unwrap_or_default();
+        match extension.eq_ignore_ascii_case("gguf") && !path.is_dir() {
+            true => ModelFiles::from_gguf(path),
+            false => ModelFiles::from_dir(path),
+        }
+    }
+
     /// Reads a folder in the common layout.
     ///
     /// # Errors
