@@ -278,7 +278,7 @@ class ConsoleTest(unittest.TestCase):
         # The browser itself reports the status of the refused call.
         self.faults = [fault for fault in self.faults if "401" not in fault]
         stories = page.locator(".story:not(.live)")
-        # What the answer looked like while it was decoded.
+        # The observer keeps each state of the growing answer.
         page.evaluate("""() => {
           window.grown = [];
           new MutationObserver(() => {
