@@ -277,10 +277,22 @@ class ConsoleTest(unittest.TestCase):
         expect(page.get_by_role("alert").filter(has_text="key")).to_be_visible()
         # The browser itself reports the status of the refused call.
         self.faults = [fault for fault in self.faults if "401" not in fault]
-        stories = page.locator(".story")
+        stories = page.locator(".story:not(.live)")
+        # The observer keeps each state of the growing answer.
+        page.evaluate("""() => {
+          window.grown = [];
+          new MutationObserver(() => {
+            for (const text of document.querySelectorAll(".story.live pre.tokens")) grown.push(text.innerText);
+          }).observe(document.querySelector(".stories"), { childList: true, subtree: true });
+        }""")
         for count in (1, 2):
             self.send(page)
             expect(stories).to_have_count(count)
+            expect(page.locator(".story.live")).to_have_count(0)
+        whole = stories.first.locator("pre.tokens").inner_text()
+        grown = page.evaluate("grown")
+        self.assertIn(whole, grown)
+        self.assertTrue(all(whole.startswith(text) for text in grown), grown)
         newest = stories.first
         told = int(newest.get_attribute("data-steps")), int(newest.get_attribute("data-tokens"))
         self.assertLess(told[0], told[1], "drafts of the first answer bring several tokens per step")

@@ -3,6 +3,7 @@
 mod admin;
 mod alerts;
 mod cancel;
+mod chat;
 mod connections;
 mod console;
 mod dashboards;

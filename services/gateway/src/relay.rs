@@ -32,5 +32,6 @@ mod stream_shaper;
 pub use choice::{ChoiceFigures, ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
 pub use events::{RelayEvent, RequestSummary};
+pub(crate) use kept_steps::KeptStep;
 pub use request_events::RequestEvents;
 pub(crate) use request_time::RequestTime;

@@ -1,6 +1,7 @@
 //! The command line: each command is a function elsewhere.
 
 use clap::{Parser, Subcommand};
+use refrain::chat::{self, ChatArgs};
 use refrain::config::{Role, dev_keys};
 use refrain::health::{self, HealthArgs};
 use refrain::mesh_roles::{self, MeshArgs};
@@ -50,6 +51,8 @@ enum Command {
     Tenants(TenantsArgs),
     /// Make credentials, by which each process of a mesh proves its role.
     Mesh(MeshArgs),
+    /// Chat with a running gateway, and see which text drafts brought.
+    Chat(ChatArgs),
     /// Measure a running mesh with drafts and without.
     Bench(BenchOptions),
     /// Replay recorded calls without an engine, and print what drafting brings.
@@ -80,6 +83,7 @@ fn main() -> anyhow::Result<()> {
         Command::Keys(args) => tenants::keys(args),
         Command::Tenants(args) => tenants::tenants(args),
         Command::Mesh(args) => mesh_roles::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Bench(options) => {
             warn_if_not_optimised();
             bench::command(options.or_api_keys(dev_keys))

@@ -138,6 +138,7 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
         }
         println!("{}", welcome(&url, metrics, &model, &key, verifies_drafts));
         if is_trial {
+            println!("Chat:      refrain chat --url {url}");
             println!("Benchmark: refrain bench --url {url}");
         }
         if let Some(file) = key_file {

@@ -33,6 +33,7 @@ pub(crate) use detect::{FoundEngine, find_engine};
 pub use forms::FormAbilities;
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
 pub use http_engine::HttpEngine;
+pub use sse::{SseParser, TooLong};
 pub use streaming::{
     IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,
 };

@@ -66,8 +66,9 @@ pub use config::{
 };
 pub use engine::{
     AttachedDocument, ExpectedModel, FormAbilities, GenerateRequest, Generated, GeneratedEnd,
-    GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights, StreamingCapabilities,
-    StreamingEngine, StreamingLoad, VerifyingEngine, WorkerEngine, connect_third_party,
+    GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights, SseParser,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, TooLong, VerifyingEngine, WorkerEngine,
+    connect_third_party,
 };
 pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 pub use service::{EngineWait, WorkerHandle, WorkerListener};

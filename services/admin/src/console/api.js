@@ -18,7 +18,8 @@ export const token = {
   forget: () => sessionStorage.removeItem(STORED),
 };
 
-export async function call(method, path, { body, headers = {}, signal } = {}) {
+// Sends a call. The error of a call that was refused is thrown.
+async function send(method, path, { body, headers = {}, signal } = {}) {
   let answer;
   try {
     answer = await fetch(`/admin/${path}`, {
@@ -37,14 +38,53 @@ export async function call(method, path, { body, headers = {}, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "This gateway does not answer.");
   }
-  const text = await answer.text();
-  let json = null;
+  if (answer.ok) return answer;
+  const error = parsed(await answer.text())?.error;
+  throw new Refused(answer.status, error?.message ?? `The gateway answered with status ${answer.status}.`, error?.code);
+}
+
+function parsed(text) {
   try {
-    json = JSON.parse(text);
+    return JSON.parse(text);
   } catch {
     // The status says enough.
+    return null;
   }
-  if (answer.ok) return json;
-  const error = json?.error;
-  throw new Refused(answer.status, error?.message ?? `The gateway answered with status ${answer.status}.`, error?.code);
+}
+
+export async function call(method, path, options) {
+  const answer = await send(method, path, options);
+  return parsed(await answer.text());
+}
+
+// The events of a streamed answer. One that breaks off, or that ends with an error, throws it.
+export async function* events(method, path, options) {
+  const answer = await send(method, path, options);
+  let rest = "";
+  try {
+    for await (const piece of pieces(answer.body.pipeThrough(new TextDecoderStream()))) {
+      const lines = (rest + piece).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line === "data: [DONE]") return;
+        const event = line.startsWith("data: ") ? parsed(line.slice(6)) : null;
+        if (event?.error) throw new Refused(answer.status, event.error.message, event.error.code);
+        if (event) yield event;
+      }
+    }
+  } catch (error) {
+    if (error instanceof Refused || error.name === "AbortError") throw error;
+  }
+  throw new Refused(0, "The answer broke off.");
+}
+
+// Not every browser can iterate over a stream by itself.
+async function* pieces(stream) {
+  const reader = stream.getReader();
+  try {
+    for (let read = await reader.read(); !read.done; read = await reader.read()) yield read.value;
+  } finally {
+    // A stream that has failed cannot be cancelled, which does not matter.
+    reader.cancel().catch(() => {});
+  }
 }

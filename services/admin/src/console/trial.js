@@ -1,7 +1,7 @@
 // A request that is sent from this page with a tenant's key, and its story: which step brought which tokens, and
 // where their drafts came from.
 
-import { call } from "./api.js";
+import { events } from "./api.js";
 import { facts } from "./dialogs.js";
 import { h, panel, s, say, table } from "./elements.js";
 import { SOURCES, sourceOf } from "./figures.js";
@@ -101,6 +101,26 @@ function stepTable(steps) {
   return list.element;
 }
 
+// An answer that is still decoded, which grows by its steps.
+function live() {
+  const text = h("pre", { class: "tokens" });
+  const head = h("h2", {}, "Decoding …");
+  let tokens = 0;
+  let count = 0;
+  return {
+    element: h("section", { class: "panel story live" }, h("header", {}, head), text),
+    add(steps) {
+      for (const step of steps) {
+        text.append(...attributed(step).map(({ text: part, source }) =>
+          h("span", { class: source ? `token of-${source.id}` : "token own" }, part)));
+        tokens += step.tokens.length;
+        count += 1;
+        say(head, `${many(tokens, "token")} in ${many(count, "step")} …`);
+      }
+    },
+  };
+}
+
 // The story of an answer.
 function story(answer, asked, took) {
   const { speculative_decoding: drafts, step_trace: trace, timings } = answer.metrics;
@@ -167,20 +187,34 @@ export function trial(context) {
       max_tokens: Number(most.value),
       speculation: drafts.value,
       step_trace: true,
+      stream: true,
+      stream_options: { include_usage: true },
       messages: [
         ...(system.value.trim() ? [{ role: "system", content: system.value }] : []),
         { role: "user", content: question.value },
       ],
     };
     const began = performance.now();
+    const growing = live();
     try {
-      const answer = await call("POST", "try", { body: asked, headers: { "x-refrain-key": key.value } });
+      const answer = { choices: [{ finish_reason: null }] };
+      for await (const event of events("POST", "try", { body: asked, headers: { "x-refrain-key": key.value } })) {
+        if (!growing.element.isConnected) {
+          stories.querySelector(".empty")?.remove();
+          stories.prepend(growing.element);
+        }
+        for (const { steps, finish_reason } of event.choices) {
+          growing.add(steps ?? []);
+          answer.choices[0].finish_reason ??= finish_reason;
+        }
+        if (event.metrics) Object.assign(answer, { usage: event.usage, metrics: event.metrics });
+      }
       const newest = story(answer, asked, (performance.now() - began) / 1000);
-      stories.querySelector(".empty")?.remove();
-      stories.prepend(newest);
+      growing.element.replaceWith(newest);
       say(told, `Answered: ${newest.querySelector("h2").textContent}`);
       while (stories.children.length > STORIES_MAX) stories.lastChild.remove();
     } catch (fault) {
+      growing.element.remove();
       error.hidden = false;
       say(error, fault.message);
     }

@@ -12,7 +12,7 @@ use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::openai::{FinishReason, Timings};
 use refrain_protocol::usage::UsageCounts;
 
-use crate::relay::kept_steps::KeptSteps;
+use crate::relay::kept_steps::{KeptStep, KeptSteps};
 use crate::relay::output_text::OutputText;
 
 /// The prompt and the limits of a choice.
@@ -99,6 +99,8 @@ pub struct ChoiceProgress {
     pub figures: Option<ChoiceFigures>,
     /// Whether the worker has to be told where the output ends, because it decoded, or would decode, past the end.
     pub needs_cut: bool,
+    /// The steps that brought the tokens, if the answer has them.
+    pub(crate) steps: Vec<KeptStep>,
 }
 
 impl ChoiceProgress {
@@ -113,6 +115,7 @@ impl ChoiceProgress {
         self.finish = next.finish.or(self.finish);
         self.figures = next.figures.or(self.figures);
         self.needs_cut |= next.needs_cut;
+        self.steps.extend(next.steps);
     }
 }
 
@@ -305,7 +308,8 @@ impl ChoiceState {
             self.counts.entry(source).or_default().add(counts);
         }
         if let Some(steps) = &mut self.steps {
-            steps.push(now, self.timings.chunks, &message, kept);
+            let step = steps.push(now, self.timings.chunks, &message, kept);
+            progress.steps.extend(step);
         }
         // The worker decoded past an end that it knows as well, so there is no point in waiting for its `End`.
         progress.needs_cut |= kept < emitted;

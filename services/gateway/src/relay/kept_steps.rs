@@ -18,8 +18,9 @@ pub(crate) struct KeptSteps {
     is_cut: bool,
 }
 
+/// A step that is kept.
 #[derive(Clone, Debug, PartialEq)]
-struct KeptStep {
+pub(crate) struct KeptStep {
     /// Since the head of the request.
     at: Duration,
     chunk: u64,
@@ -29,11 +30,18 @@ struct KeptStep {
 }
 
 impl KeptSteps {
-    /// Keeps a step of which the first `kept` tokens are output. `at` counts from the head of the request.
-    pub(super) fn push(&mut self, at: Duration, chunk: u64, message: &StepMessage, kept: usize) {
+    /// Keeps a step of which the first `kept` tokens are output. `at` counts from the head of the request. Returns the
+    /// step, unless there are too many.
+    pub(super) fn push(
+        &mut self,
+        at: Duration,
+        chunk: u64,
+        message: &StepMessage,
+        kept: usize,
+    ) -> Option<KeptStep> {
         if self.steps.len() >= STEPS_MAX {
             self.is_cut = true;
-            return;
+            return None;
         }
         let drafts = message.counts(kept).map(|(source, counts)| TracedDraft {
             source,
@@ -49,21 +57,32 @@ impl KeptSteps {
                 .filter(|draft| draft.source != DraftSource::None)
                 .collect(),
         });
+        self.steps.last().cloned()
     }
 
     /// The steps as the answer shows them.
     pub(super) fn trace(&self, tokenizer: &Arc<Tokenizer>) -> StepTrace {
         let mut text = Detokenizer::new(tokenizer.clone());
-        let steps = self.steps.iter().map(|step| TracedStep {
-            at_s: step.at.as_secs_f64(),
-            chunk: step.chunk,
-            tokens: step.tokens.iter().map(|token| text.push(*token)).collect(),
-            scope: step.scope,
-            drafts: step.drafts.clone(),
-        });
         StepTrace {
-            steps: steps.collect(),
+            steps: self
+                .steps
+                .iter()
+                .map(|step| step.traced(&mut text))
+                .collect(),
             is_cut: self.is_cut,
+        }
+    }
+}
+
+impl KeptStep {
+    /// The step as an answer shows it. `text` has the steps before it.
+    pub(crate) fn traced(&self, text: &mut Detokenizer) -> TracedStep {
+        TracedStep {
+            at_s: self.at.as_secs_f64(),
+            chunk: self.chunk,
+            tokens: self.tokens.iter().map(|token| text.push(*token)).collect(),
+            scope: self.scope,
+            drafts: self.drafts.clone(),
         }
     }
 }

@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use refrain_output_parsers::Event;
 use refrain_protocol::openai::{
     Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
-    FinishReason, PromptLogprobs, WeightSpan,
+    FinishReason, PromptLogprobs, TracedStep, WeightSpan,
 };
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
-use refrain_tokenization::STAGE;
+use refrain_tokenization::{Detokenizer, STAGE};
 use serde::Serialize;
 
-use crate::relay::{ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
+use crate::relay::{ChoiceProgress, KeptStep, OutputToken, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::best_of::{best, mean_logprob};
 use crate::response::logprobs::{TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs};
@@ -30,6 +30,8 @@ pub(crate) struct AnswerWriter {
     id: String,
     created: u64,
     choices: Vec<WrittenChoice>,
+    /// The text of the steps that events have. A request that asks for its steps has one choice.
+    step_text: Option<Detokenizer>,
 }
 
 /// The part of a choice that was written so far.
@@ -68,6 +70,7 @@ impl AnswerWriter {
             created: clock::unix_s(),
             request,
             choices,
+            step_text: None,
         })
     }
 
@@ -204,8 +207,10 @@ impl AnswerWriter {
         let logprobs = self.chat_logprobs(&progress.tokens);
         let mut logprobs = logprobs.filter(|_| has_tokens);
         let mut token_ids = self.token_ids(&progress.tokens).filter(|_| has_tokens);
+        let mut steps = self.traced(&progress.steps);
         let mut deltas: Vec<Delta> = message::deltas(progress.events, shape).collect();
-        if deltas.is_empty() && (logprobs.is_some() || token_ids.is_some()) {
+        let has_more = logprobs.is_some() || token_ids.is_some() || !steps.is_empty();
+        if deltas.is_empty() && has_more {
             let content = self.request.parsing.is_none().then(String::new);
             deltas.push(Delta {
                 content: content.map(Some),
@@ -216,6 +221,7 @@ impl AnswerWriter {
             let mut event = self.chat_event(index, delta, logprobs.take(), None);
             for choice in &mut event.choices {
                 choice.token_ids = token_ids.take();
+                choice.steps = std::mem::take(&mut steps);
             }
             write_frame(frames, &event)?;
         }
@@ -346,6 +352,18 @@ impl AnswerWriter {
         wants.then(|| tokens.iter().map(|token| token.id).collect())
     }
 
+    /// New steps of a stream, with the text of their tokens.
+    fn traced(&mut self, steps: &[KeptStep]) -> Vec<TracedStep> {
+        let tokenizer = &self.request.model.tokenizer;
+        let mut of_step = |step: &KeptStep| {
+            let text = self
+                .step_text
+                .get_or_insert_with(|| Detokenizer::new(tokenizer.clone()));
+            step.traced(text)
+        };
+        steps.iter().map(&mut of_step).collect()
+    }
+
     /// The prompt of a choice.
     fn prompt(&self, index: u32) -> Option<&PreparedPrompt> {
         let per_prompt = self.request.choices_per_prompt.max(1);
@@ -407,6 +425,7 @@ impl AnswerWriter {
             logprobs,
             finish_reason,
             token_ids: None,
+            steps: Vec::new(),
         };
         self.envelope("chat.completion.chunk", vec![choice], None)
     }

@@ -10,6 +10,7 @@
 mod admin;
 mod adopters;
 mod agents;
+mod chat;
 mod chunks;
 mod console;
 mod errors;

@@ -75,6 +75,30 @@ async fn the_usage_is_in_the_last_event_if_asked_for() {
 }
 
 #[tokio::test]
+async fn events_have_the_steps_that_brought_them_if_asked_for() {
+    let bench = Bench::new().await;
+    bench.mesh.script().step_tokens = 3;
+    let options =
+        json!({"stream": true, "step_trace": true, "stream_options": {"include_usage": true}});
+    let (events, done) = bench.stream(CHAT, &chat(options)).await;
+    assert!(done);
+    let (last, earlier) = events.split_last().unwrap();
+    let of_events: Vec<&Value> = earlier
+        .iter()
+        .filter_map(|event| event["choices"][0]["steps"].as_array())
+        .flatten()
+        .collect();
+    let of_answer = last["metrics"]["step_trace"]["steps"].as_array().unwrap();
+    assert_eq!(of_events, of_answer.iter().collect::<Vec<_>>());
+    assert!(of_events.len() > 1, "{of_events:?}");
+    let tokens = of_events
+        .iter()
+        .flat_map(|step| step["tokens"].as_array().unwrap());
+    let text: String = tokens.filter_map(Value::as_str).collect();
+    assert_eq!(text, streamed_text(earlier, 0));
+}
+
+#[tokio::test]
 async fn choices_interleave_by_index() {
     let bench = Bench::new().await;
     bench.mesh.script().step_pause = Duration::from_millis(2);

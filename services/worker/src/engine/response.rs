@@ -90,7 +90,7 @@ impl ResponseStream {
     fn decode(&mut self, bytes: Bytes) -> Result<(), ApiError> {
         self.parser.push(bytes);
         loop {
-            match self.parser.next() {
+            match self.parser.next_event() {
                 Ok(Some(data)) if *data == *b"[DONE]" => self.decoder.done(&mut self.pieces),
                 Ok(Some(data)) => self.decoder.decode(&data, &mut self.pieces)?,
                 Ok(None) => return Ok(()),

@@ -10,9 +10,9 @@ use bytes::{Buf, Bytes};
 /// repeats the prompt.
 const EVENT_BYTES_MAX: usize = 16 << 20;
 
-/// Splits a stream of bytes into the data of events.
+/// Splits a stream of bytes into the data of events. Engines send such streams, and the gateway does.
 #[derive(Debug, Default)]
-pub(super) struct SseParser {
+pub struct SseParser {
     /// Bytes that arrived last.
     arrived: Bytes,
     /// The beginning of a line whose end has not arrived.
@@ -54,11 +54,11 @@ impl Data {
 
 /// An event is longer than any engine sends.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub struct TooLong;
 
 impl SseParser {
-    /// Adds bytes as they arrived, once [`next`](Self::next) has returned `None` for those before.
-    pub(super) fn push(&mut self, bytes: Bytes) {
+    /// Adds bytes as they arrived, once [`next_event`](Self::next_event) has returned `None` for those before.
+    pub fn push(&mut self, bytes: Bytes) {
         self.partial.extend_from_slice(&self.arrived);
         self.arrived = bytes;
     }
@@ -67,7 +67,7 @@ impl SseParser {
     ///
     /// # Errors
     /// The event is longer than any engine sends.
-    pub(super) fn next(&mut self) -> Result<Option<Bytes>, TooLong> {
+    pub fn next_event(&mut self) -> Result<Option<Bytes>, TooLong> {
         while let Some(at) = memchr::memchr(b'\n', &self.arrived) {
             let is_blank = match (self.partial.is_empty(), &self.arrived[..at]) {
                 (true, b"" | b"\r") => true,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn events(parser: &mut SseParser) -> Vec<String> {
-        let next = || Some(String::from_utf8(parser.next().unwrap()?.to_vec()).unwrap());
+        let next = || Some(String::from_utf8(parser.next_event().unwrap()?.to_vec()).unwrap());
         std::iter::from_fn(next).collect()
     }
 
@@ -146,7 +146,7 @@ mod tests {
     fn an_event_without_end_is_an_error() {
         let mut parser = SseParser::default();
         parser.push(vec![b'x'; EVENT_BYTES_MAX + 1].into());
-        assert_eq!(parser.next(), Err(TooLong));
+        assert_eq!(parser.next_event(), Err(TooLong));
     }
 
     /// A fuzz target: however the bytes are split, the parser returns the same events and never panics.
@@ -170,7 +170,7 @@ mod tests {
                     let mut events: Vec<Vec<u8>> = Vec::new();
                     for piece in pieces {
                         parser.push(Bytes::copy_from_slice(piece));
-                        while let Some(data) = parser.next().expect("a short event") {
+                        while let Some(data) = parser.next_event().expect("a short event") {
                             events.push(data.to_vec());
                         }
                     }

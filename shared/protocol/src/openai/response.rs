@@ -250,6 +250,9 @@ pub struct ChatChunkChoice {
     /// Token ids of the output, or of its new part, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
+    /// The steps that brought the tokens of this event, if the request asked for its steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<TracedStep>,
 }
 
 /// The new part of a message.

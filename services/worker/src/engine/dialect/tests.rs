@@ -22,7 +22,7 @@ pub(super) fn decode_recorded(
     let mut parser = SseParser::default();
     parser.push(recorded.as_bytes().to_vec().into());
     let mut pieces = VecDeque::new();
-    while let Some(data) = parser.next().expect("events of ordinary length") {
+    while let Some(data) = parser.next_event().expect("events of ordinary length") {
         if *data == *b"[DONE]" {
             decoder.done(&mut pieces);
         } else {
