@@ -9,6 +9,7 @@ use tokio::io::AsyncWriteExt;
 /// The output of a conversation.
 struct Said {
     is_success: bool,
+    /// The lines of all answers.
     answers: Vec<String>,
     notes: String,
 }
@@ -54,16 +55,15 @@ async fn an_answer_that_was_given_before_takes_fewer_steps() -> anyhow::Result<(
     let dir = tempfile::tempdir()?;
     let (_program, url) = Program::up(dir.path(), &[], &[]).await?;
     let question = "CREATE TABLE orders ( id INTEGER, city TEXT ); List the cities of all orders.";
-    let lines = format!("/system You write SQL.\n{question}\n\n/new\n{question}\n/new\nHi\n");
+    let lines = format!("/system You write SQL.\n{question}\n\n/new\n{question}\n");
     let said = chat(&["--url", &url, "--max-tokens", "48"], &lines).await?;
     ensure!(said.is_success, "{}", said.notes);
-    let [first, second, ..] = &said.answers[..] else {
-        anyhow::bail!("{:?}", said.answers);
-    };
+    // An answer may have several lines.
+    let (first, second) = said.answers.split_at(said.answers.len() / 2);
     ensure!(first == second && !first.is_empty(), "{:?}", said.answers);
     let steps = steps(&said.notes);
     ensure!(
-        steps.len() == 3 && steps[1] < steps[0],
+        steps.len() == 2 && steps[1] < steps[0],
         "steps: {steps:?} in\n{}",
         said.notes
     );
@@ -76,11 +76,11 @@ async fn an_answer_that_was_given_before_takes_fewer_steps() -> anyhow::Result<(
     ensure!(!all.contains('\x1b') && !all.contains("> "), "{all}");
 
     // Without drafts every token has a step of its own.
-    let plain = ["--url", &url, "--max-tokens", "8", "--speculation", "off"];
+    let plain = ["--url", &url, "--max-tokens", "4", "--speculation", "off"];
     let said = chat(&plain, question).await?;
     ensure!(
         said.notes
-            .starts_with("8 tokens in 8 engine steps, 0 saved"),
+            .starts_with("4 tokens in 4 engine steps, 0 saved"),
         "{}",
         said.notes
     );

@@ -4,6 +4,7 @@
 
 mod answer;
 mod client;
+mod fault;
 mod input;
 mod screen;
 
@@ -147,8 +148,8 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Asks a question and shows its answer, until an interrupt ends it. Both become a part of the conversation, unless
-    /// nothing was answered.
+    /// Asks a question and shows its answer, until an interrupt ends it. Both become a part of the conversation,
+    /// unless nothing was answered.
     async fn ask(
         &mut self,
         question: &str,

@@ -30,8 +30,8 @@ pub(crate) struct KeptStep {
 }
 
 impl KeptSteps {
-    /// Keeps a step of which the first `kept` tokens are output. `at` counts from the head of the request. Returns the
-    /// step, unless there are too many.
+    /// Keeps a step of which the first `kept` tokens are output. `at` counts from the head of the request. Returns
+    /// the step, unless there are too many.
     pub(super) fn push(
         &mut self,
         at: Duration,

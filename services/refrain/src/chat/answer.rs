@@ -8,7 +8,7 @@ use refrain_worker::SseParser;
 use reqwest::Response;
 use serde::Deserialize;
 
-use super::client::ChatFault;
+use super::fault::ChatFault;
 
 /// A part of an answer.
 #[derive(Debug, PartialEq, Eq)]
