@@ -28,16 +28,12 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use self::metadata::Metadata;
-use self::tokenizer_json::TextSteps;
-use self::vocabulary::Vocabulary;
+use self::tokenizer_json::convert;
 use crate::model_files::TEMPLATE_BYTES_MAX;
 use crate::{ModelFiles, TokenizationError};
 
 /// Maximum number of layers. The largest models have some hundred.
 const LAYERS_MAX: u32 = 4096;
-
-/// Maximum number of files of one model. Their names have room for so many.
-const SHARDS_MAX: u32 = 99_999;
 
 /// The names of special tokens in templates, with those in the keys of a file. The spelling of one is the format's.
 const TOKEN_NAMES: [(&str, &str); 6] = [
@@ -105,21 +101,17 @@ impl GgufHeader {
         }
         // One number is that of every layer.
         let per_layer = |name: &str| -> Option<Vec<u32>> {
-            match metadata.integers(&key(name)) {
-                Some(list) => list
-                    .iter()
-                    .map(|heads| u32::try_from(*heads).ok())
-                    .collect(),
-                None => Some(vec![count(name)?; layers as usize]),
-            }
+            let to_count = |heads: &Value| heads.as_u64()?.try_into().ok();
+            metadata
+                .list(&key(name), to_count)
+                .or_else(|| Some(vec![count(name)?; layers as usize]))
         };
         let heads = per_layer("attention.head_count").unwrap_or_default();
         let first = heads.iter().copied().find(|heads| *heads > 0);
         let embedding_length = required("embedding_length")?;
         let usual = first.map_or(0, |heads| embedding_length / heads);
-        let tokens = metadata
-            .texts("tokenizer.ggml.tokens")
-            .map_or(0, <[String]>::len);
+        let tokens = metadata.list("tokenizer.ggml.tokens", |_| Some(()));
+        let tokens = tokens.map_or(0, |tokens| tokens.len());
         let (shards, file_bytes) = shards(path, metadata, bytes)?;
         Ok(GgufHeader {
             context_length: count("context_length"),
@@ -177,34 +169,27 @@ fn shards(path: &Path, metadata: &Metadata, bytes: u64) -> Result<(u32, u64), St
     let end = |shard| format!("-{shard:05}-of-{shards:05}.gguf");
     let name = path.file_name().and_then(|name| name.to_str());
     let stem = name.and_then(|name| name.strip_suffix(&end(1)));
-    let stem = stem.filter(|_| shards <= SHARDS_MAX);
-    let stem = stem.ok_or_else(|| {
-        format!(
-            "it is one of {shards} files; name the first, which ends with {}",
-            end(1)
-        )
-    })?;
+    let first = || format!("it is one of {shards} files; name the one with {}", end(1));
+    let stem = stem.ok_or_else(first)?;
     let mut sum: u64 = 0;
     for shard in 1..=shards {
         let file = format!("{stem}{}", end(shard));
         let found = std::fs::metadata(path.with_file_name(&file));
-        let found = found.map_err(|error| {
-            format!("{file}, one of its {shards} files, cannot be read: {error}")
-        })?;
-        sum = sum.saturating_add(found.len());
+        sum = sum.saturating_add(
+            found
+                .map_err(|error| format!("its file {file}: {error}"))?
+                .len(),
+        );
     }
     Ok((shards, sum))
 }
 
 fn model_files(metadata: &Metadata) -> Result<ModelFiles, String> {
-    let steps = TextSteps::read(metadata)?;
-    let vocabulary = Vocabulary::read(metadata, steps.model)?;
-    let mut config = Map::new();
-    if let Some(architecture) = metadata.text("general.architecture") {
-        config.insert("model_type".into(), architecture.into());
-        let context = metadata.count(&format!("{architecture}.context_length"));
-        config.insert("max_position_embeddings".into(), context.into());
-    }
+    let (tokenizer_json, vocabulary) = convert(metadata)?;
+    let architecture = metadata.text("general.architecture").unwrap_or_default();
+    let context = metadata.count(&format!("{architecture}.context_length"));
+    let config = json!({"model_type": architecture, "max_position_embeddings": context});
+    let generation = json!({"eos_token_id": vocabulary.ends});
     let names = TOKEN_NAMES.iter().filter_map(|(name, key)| {
         let (_, text) = vocabulary.named(key)?;
         Some(((*name).to_owned(), text.into()))
@@ -217,19 +202,13 @@ fn model_files(metadata: &Metadata) -> Result<ModelFiles, String> {
         )),
         text => Ok(text.map(|text| text.as_bytes().to_vec())),
     };
+    let bytes = |value: &Value| value.to_string().into_bytes();
     Ok(ModelFiles {
         chat_template: template("tokenizer.chat_template")?,
         tool_chat_template: template("tokenizer.chat_template.tool_use")?,
-        config_json: Some(Value::from(config).to_string().into_bytes()),
-        generation_config_json: Some(
-            json!({"eos_token_id": vocabulary.ends})
-                .to_string()
-                .into_bytes(),
-        ),
-        tokenizer_config_json: Some(Value::from(names).to_string().into_bytes()),
-        tokenizer_json: steps
-            .tokenizer_json(metadata, &vocabulary)
-            .to_string()
-            .into_bytes(),
+        config_json: Some(bytes(&config)),
+        generation_config_json: Some(bytes(&generation)),
+        tokenizer_config_json: Some(bytes(&names.into())),
+        tokenizer_json: bytes(&tokenizer_json),
     })
 }

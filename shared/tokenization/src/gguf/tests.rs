@@ -236,7 +236,7 @@ fn a_damaged_file_is_refused_without_a_panic() {
         for at in 0..bytes.len() {
             let own = bytes[at];
             bytes[at] = own.wrapping_add(0x7F);
-            if let (Ok(metadata), 0) = (read(&bytes), at % 7) {
+            if let (Ok(metadata), 0) = (read(&bytes), at % 23) {
                 let _ = super::model_files(&metadata);
                 let _ = GgufHeader::read(Path::new("a.gguf"), &metadata, 0);
             }
@@ -294,7 +294,7 @@ fn what_is_not_supported_is_named() {
         kind("gpt2").with("tokenizer.ggml.tokens", &Item::Texts(texts))
     };
     refused(tokens(["a", "b"]), "tokenizer.ggml.merges");
-    refused(tokens(["a", "a"]), "of another token");
+    refused(tokens(["a", "a"]), "twice");
     refused(
         kind("gpt2").with("tokenizer.ggml.model", &Item::Flag(true)),
         "twice",
@@ -427,10 +427,7 @@ fn all_files_of_a_split_model_count() {
     let bytes = byte_level().with("split.count", &Item::Count(2)).bytes(3);
     std::fs::write(&first, &bytes).unwrap();
     let error = GgufHeader::from_path(&first).unwrap_err().to_string();
-    assert!(
-        error.contains("a-00002-of-00002.gguf, one of its 2 files"),
-        "{error}"
-    );
+    assert!(error.contains("its file a-00002-of-00002.gguf:"), "{error}");
     let second = folder.path().join("a-00002-of-00002.gguf");
     std::fs::write(&second, [0; 100]).unwrap();
     let header = GgufHeader::from_path(&first).unwrap();
@@ -440,5 +437,8 @@ fn all_files_of_a_split_model_count() {
     );
     std::fs::write(&second, &bytes).unwrap();
     let error = GgufHeader::from_path(&second).unwrap_err().to_string();
-    assert!(error.contains("name the first"), "{error}");
+    assert!(
+        error.contains("name the one with -00001-of-00002.gguf"),
+        "{error}"
+    );
 }
