@@ -136,10 +136,11 @@ def prompts(engine):
 class Stream:
     """A streamed completion, read event by event."""
 
-    def __init__(self, url, path, body):
+    def __init__(self, url, path, body, key=None):
         host, port = url.removeprefix("http://").split(":")
         self.connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+        self.connection.request("POST", path, json.dumps(body), headers)
         self.response = self.connection.getresponse()
 
     def __iter__(self):

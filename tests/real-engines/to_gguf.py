@@ -112,6 +112,9 @@ def main():
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
+    template = model / "chat_template.jinja"
+    if template.exists():
+        writer.add_chat_template(template.read_text())
 
     for name, values in tensors(model / "model.safetensors").items():
         if name.endswith("q_proj.weight"):

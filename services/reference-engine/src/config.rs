@@ -22,8 +22,12 @@ const THREADS_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct EngineConfig {
-    /// The model: `builtin:refrain-tiny`, or a folder in Hugging Face's layout.
+    /// The model: `builtin:refrain-tiny`, a folder in Hugging Face's layout, or a GGUF file, which llama.cpp
+    /// computes.
     pub model: String,
+    /// Number of layers of a GGUF file that llama.cpp computes on an accelerator. The default is all of them, if it
+    /// was built for one.
+    pub gpu_layers: Option<u32>,
     /// The EAGLE-3 head that drafts for sessions which request it: a folder with `config.json` and
     /// `model.safetensors`, `auto` or `off`. `auto` uses the compiled-in model's own head, or the folder `eagle3`
     /// inside the model's folder if it exists. A draft model replaces the head of `auto`.
@@ -109,6 +113,7 @@ impl Default for EngineConfig {
         let forms = GrammarLimits::default();
         EngineConfig {
             model: SHIPPED_MODEL.into(),
+            gpu_layers: None,
             eagle3: HEAD_AUTO.into(),
             draft_model: None,
             model_name: None,

@@ -26,6 +26,7 @@ use crate::network::{Branch, DraftKv};
 use crate::sampler::{Guess, Sampler};
 
 pub(crate) use draft_form::{AllowedTokens, DraftForm};
+pub(crate) use draft_model::backend_network;
 pub(crate) use draft_network::{DraftNetwork, RowStates};
 pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
@@ -108,23 +109,26 @@ enum Guesser<'a> {
     },
 }
 
-/// Loads the draft model or the EAGLE-3 head that `config` names for `target`, if it names one.
+/// Loads the draft model or the EAGLE-3 head that `config` names, if it names one, for a target with `vocab_size`
+/// tokens. A head needs `target`, which a backend does not have.
 ///
 /// # Errors
 /// Fails for files that are missing or damaged, and for a drafter that does not fit the target.
 pub(crate) fn open_network(
     config: &EngineConfig,
-    target: &Model,
+    target: Option<&Model>,
+    vocab_size: u32,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Option<Box<dyn DraftNetwork>>, ModelError> {
     if let Some(source) = &config.draft_model {
-        let draft_model = draft_model::load(source, target, tokenizer, config.weights)?;
+        let draft_model = draft_model::load(source, vocab_size, tokenizer, config.weights)?;
         let network = DraftModelNetwork::new(draft_model, config.threads);
         let weight_bytes = network.weight_bytes();
         tracing::info!(draft_model = source, weight_bytes, "draft model loaded");
         return Ok(Some(Box::new(network)));
     }
-    let Some(files) = HeadFiles::open(&config.eagle3, &config.model)? else {
+    let files = HeadFiles::open(&config.eagle3, &config.model)?;
+    let (Some(target), Some(files)) = (target, files) else {
         return Ok(None);
     };
     let head = Eagle3Head::load(&files, target, config.weights)?;
@@ -166,32 +170,42 @@ impl Drafter {
 
     /// Returns the shape of the drafter's per-session state. If it reads captured states, a session holds at most
     /// `window` of them.
-    pub(crate) fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape {
-        let width = self.profile.captured_layers.len() * target.architecture.hidden_size;
+    pub(crate) fn state_shape(&self, target: Option<&Model>, window: usize) -> DrafterStateShape {
+        let hidden_size = target.map_or(0, |target| target.architecture.hidden_size);
+        let width = self.profile.captured_layers.len() * hidden_size;
         let states = (width > 0).then(|| CapturedStatesShape::new(width, window));
-        DrafterStateShape::new(self.profile.kv, self.profile.context_max, states)
+        let backend = self.profile.backend.clone();
+        DrafterStateShape::new(self.profile.kv, backend, self.profile.context_max, states)
     }
 
     /// Makes a draft for each request. A draft is empty if the drafter cannot continue the text yet.
+    ///
+    /// # Errors
+    /// That of the network. The states of the requests must be read anew.
     pub(crate) fn draft(
         &mut self,
-        target: &Model,
+        target: Option<&Model>,
         requests: Vec<DraftRequest<'_>>,
-    ) -> (Vec<CompletedDraft>, DraftRows) {
+    ) -> Result<(Vec<CompletedDraft>, DraftRows), String> {
         let mut drafts = vec![CompletedDraft::default(); requests.len()];
         let mut rows = DraftRows::default();
-        let mut trees = self.catch_up(target, requests, &mut rows);
+        let mut trees = self.catch_up(target, requests, &mut rows)?;
         // Keys and values of the expanded nodes.
         let mut kvs: Vec<DraftKv> = trees
             .iter_mut()
             .map(|tree| DraftKv::new(tree.state.kv().shape(), tree.tree.expanded_max()))
             .collect();
         loop {
-            let computed = self.grow_level(target, &mut trees, &mut kvs);
+            let computed = self.grow_level(target, &mut trees, &mut kvs)?;
             if computed == 0 {
                 break;
             }
             rows.draft += computed;
+        }
+        // A backend still has the keys and values of the drafts.
+        for tree in &mut trees {
+            let kv = tree.state.kv();
+            kv.truncate(kv.len());
         }
         for tree in trees {
             drafts[tree.request] = CompletedDraft {
@@ -202,16 +216,16 @@ impl Drafter {
                 },
             };
         }
-        (drafts, rows)
+        Ok((drafts, rows))
     }
 
     /// Computes the missing rows of texts, and starts a tree at the end of each text that is complete.
     fn catch_up<'a>(
         &mut self,
-        target: &Model,
+        target: Option<&Model>,
         requests: Vec<DraftRequest<'a>>,
         computed: &mut DraftRows,
-    ) -> Vec<GrowingTree<'a>> {
+    ) -> Result<Vec<GrowingTree<'a>>, String> {
         let mut left = self.text_rows_max;
         let mut captured = Vec::new();
         let mut reading: Vec<(usize, DraftRequest<'a>, Range<usize>, bool)> = Vec::new();
@@ -228,7 +242,7 @@ impl Drafter {
             }
         }
         if reading.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let mut branches: Vec<Branch<'_>> = reading
             .iter_mut()
@@ -245,7 +259,7 @@ impl Drafter {
         let states = RowStates::Captured(&captured);
         let outputs = self
             .network
-            .compute(target, &mut branches, &mut no_drafts, states);
+            .compute(target, &mut branches, &mut no_drafts, states)?;
         computed.text = self.text_rows_max - left;
         let mut trees = Vec::with_capacity(reading.len());
         for (branch, (index, request, _, complete)) in reading.into_iter().enumerate() {
@@ -264,17 +278,17 @@ impl Drafter {
                 trees.push(tree);
             }
         }
-        trees
+        Ok(trees)
     }
 
     /// Grows every tree by a level. Returns the number of rows that it computed, which is 0 if all trees are
     /// complete.
     fn grow_level(
         &mut self,
-        target: &Model,
+        target: Option<&Model>,
         trees: &mut [GrowingTree<'_>],
         kvs: &mut [DraftKv],
-    ) -> usize {
+    ) -> Result<usize, String> {
         let width = self.profile.hidden_width;
         let mut hidden = Vec::new();
         let mut rows = 0;
@@ -286,7 +300,7 @@ impl Drafter {
             }
         }
         if rows == 0 {
-            return 0;
+            return Ok(0);
         }
         // A complete tree takes part without rows, so that branches and trees have the same indices.
         let mut branches: Vec<Branch<'_>> = trees
@@ -304,7 +318,7 @@ impl Drafter {
             })
             .collect();
         let states = RowStates::OfParents(&hidden);
-        let outputs = self.network.compute(target, &mut branches, kvs, states);
+        let outputs = self.network.compute(target, &mut branches, kvs, states)?;
         let counts: Vec<usize> = branches.iter().map(Branch::rows).collect();
         for (branch, (tree, count)) in trees.iter_mut().zip(&counts).enumerate() {
             if *count == 0 {
@@ -319,7 +333,7 @@ impl Drafter {
             }
             tree.tree.grow(&guesses);
         }
-        rows
+        Ok(rows)
     }
 
     /// Guesses the token after an expanded node, or after the text. Where the output must have a form, only tokens

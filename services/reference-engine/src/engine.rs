@@ -11,6 +11,7 @@ mod prefix_cache;
 mod session;
 mod session_form;
 mod sessions;
+mod target;
 mod verification;
 
 use std::collections::HashMap;
@@ -22,12 +23,12 @@ use refrain_protocol::engine::{
     CloseRequest, SelfDraft, SessionSpec, StepItem, StepRequest, StepResult,
 };
 use refrain_protocol::scheduling::KvReport;
-use refrain_protocol::{ApiError, EngineSessionId, TenantId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TenantId};
 
 use crate::config::EngineConfig;
 use crate::drafter::{DraftForm, DraftNetwork, DraftRequest, DraftRows, Drafter};
 use crate::model::Model;
-use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
+use crate::network::{BLOCK_TOKENS, Branch};
 use crate::pool::{KvPool, WeightsIdentity};
 use crate::sampler::Sampler;
 
@@ -42,9 +43,11 @@ use session_form::{
     working_on_opening,
 };
 use sessions::{SessionTimes, Sessions};
+use target::Target;
 
 pub(crate) use pooling::KV_LOADING;
 pub(crate) use session_form::FORM_WORKING;
+pub(crate) use target::LoadedModel;
 
 /// Time after which a form is given up whose session was to open and was not asked for again. Callers wait a second
 /// at most.
@@ -74,9 +77,8 @@ pub(crate) struct PlannedBatch {
 /// The model, its drafter and its sessions.
 #[derive(Debug)]
 pub(crate) struct EngineCore {
-    model: Arc<Model>,
+    target: Target,
     limits: StepLimits,
-    forward: ModelForward,
     drafter: Option<Drafter>,
     sampler: Sampler,
     sessions: Sessions,
@@ -101,33 +103,38 @@ impl PlannedBatch {
 impl EngineCore {
     /// Creates an engine without sessions. `network`, if there is one, drafts for `model`.
     pub(crate) fn new(
-        model: Arc<Model>,
+        model: impl Into<LoadedModel>,
         network: Option<Box<dyn DraftNetwork>>,
         config: &EngineConfig,
     ) -> Self {
+        let model = model.into();
         let rows_max = config.max_step_tokens as usize;
         let drafter = network.map(|network| Drafter::new(network, rows_max));
-        let captured_layers = drafter.as_ref().map_or(&[][..], Drafter::captured_layers);
-        let forward = ModelForward::new(&model, captured_layers, config.threads);
+        let captured_layers = drafter
+            .as_ref()
+            .map_or(&[][..], Drafter::captured_layers)
+            .to_vec();
         let window = config.eagle3_window_tokens;
-        let state_shape = |drafter: &Drafter| drafter.state_shape(&model, window);
+        let state_shape =
+            |drafter: &Drafter| drafter.state_shape(model.own().map(Arc::as_ref), window);
         let drafter_shape = drafter.as_ref().map(state_shape);
-        let model_max = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
+        let model_max = model.max_context();
         let limits = StepLimits {
-            vocab_size: u32::try_from(model.architecture.vocab_size).unwrap_or(u32::MAX),
+            vocab_size: model.vocab_size(),
             max_context: config.max_context.unwrap_or(model_max).min(model_max),
             max_batch: config.max_batch,
             max_step_tokens: config.max_step_tokens,
             max_draft_tokens: config.max_draft_tokens,
             drafter: drafter.as_ref().map(Drafter::capabilities),
         };
+        let kv_shape = model.kv_shape();
+        let target = Target::new(model, &captured_layers, config.threads);
         EngineCore {
             limits,
-            forward,
             drafter,
             sampler: Sampler::default(),
             sessions: Sessions::new(
-                KvShape::of(&model.architecture),
+                kv_shape,
                 drafter_shape,
                 config.max_sessions as usize,
                 config.kv_tokens_max,
@@ -135,8 +142,9 @@ impl EngineCore {
                     idle: Duration::from_millis(config.session_idle_ms),
                     parked: Duration::from_millis(config.session_parked_ms),
                 },
-            ),
-            model,
+            )
+            .with_backend(target.backend().cloned()),
+            target,
             grammars: None,
             forms_leave: false,
             opening_forms: HashMap::new(),
@@ -163,18 +171,19 @@ impl EngineCore {
 
     /// The engine with a pool of KV blocks. `version` is that of the weights.
     pub(crate) fn with_pool(mut self, pool: Option<Arc<KvPool>>, version: u64) -> Self {
-        if let Some(pool) = pool {
-            let weights = self.weights_identity(version);
+        if let (Some(pool), Some(weights)) = (pool, self.weights_identity(version)) {
             self.sessions.set_pooling(Pooling { pool, weights });
         }
         self
     }
 
-    pub(crate) fn weights_identity(&self, version: u64) -> WeightsIdentity {
-        WeightsIdentity {
-            fingerprint: self.model.fingerprint(),
+    /// The identity of the weights, by which the pool names blocks. `None`: a backend has them.
+    pub(crate) fn weights_identity(&self, version: u64) -> Option<WeightsIdentity> {
+        let model = self.target.own()?;
+        Some(WeightsIdentity {
+            fingerprint: model.fingerprint(),
             version,
-        }
+        })
     }
 
     /// Sets how many threads make masks during a forward pass.
@@ -238,10 +247,11 @@ impl EngineCore {
     pub(crate) fn renew(&mut self, model: Option<Arc<Model>>, version: u64) {
         debug_assert_eq!(self.sessions.counts(), (0, 0));
         if let Some(model) = model {
-            self.model = model;
+            self.target.replace(model);
         }
-        if self.sessions.has_pool() {
-            let weights = self.weights_identity(version);
+        if self.sessions.has_pool()
+            && let Some(weights) = self.weights_identity(version)
+        {
             self.sessions.renew_pooling(weights);
         }
     }
@@ -337,7 +347,16 @@ impl EngineCore {
         if requests.is_empty() {
             return false;
         }
-        let (drafts, rows) = drafter.draft(&self.model, requests);
+        let (drafts, rows) = match drafter.draft(self.target.own().map(Arc::as_ref), requests) {
+            Ok(drafted) => drafted,
+            Err(reason) => {
+                tracing::warn!(reason, "a step goes on without the engine's own drafts");
+                let states = batch.work.iter_mut();
+                let states = states.filter_map(|(_, session)| session.drafter_state.as_mut());
+                states.for_each(|state| state.keep_rows(0));
+                return false;
+            }
+        };
         batch.draft_rows = rows;
         let mut drafts = drafts.into_iter();
         for (item, session) in &mut batch.work {
@@ -355,6 +374,11 @@ impl EngineCore {
             mut work,
             draft_rows,
         } = batch;
+        if let Some(backend) = self.target.backend() {
+            let mut free = backend.free();
+            work.iter_mut()
+                .for_each(|(item, _)| item.cut_branches(&mut free));
+        }
         let mut branches: Vec<Branch<'_>> = Vec::with_capacity(work.len());
         let mut tasks = Vec::new();
         for (item, session) in &mut work {
@@ -378,13 +402,23 @@ impl EngineCore {
         }
         let pass = self
             .mask_threads
-            .beside(tasks, || self.forward.run(&self.model, &mut branches));
+            .beside(tasks, || self.target.run(&mut branches));
         let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,
             prefilled_tokens: 0,
             draft_rows,
             states_dropped: 0,
+        };
+        let pass = match pass {
+            Ok(pass) => pass,
+            Err(reason) => {
+                let error = not_computed(&reason);
+                let result =
+                    |result: Option<StepResult>| result.unwrap_or_else(|| Err(error.clone()));
+                report.results = results.into_iter().map(result).collect();
+                return report;
+            }
         };
         for (branch, (item, mut session)) in work.into_iter().enumerate() {
             report.computed_tokens += item.chain.len() + item.nodes.len();
@@ -621,4 +655,14 @@ impl EngineCore {
             }
         }
     }
+}
+
+/// The error of the items of a step that a backend did not compute. Their sessions are lost.
+fn not_computed(reason: &str) -> ApiError {
+    tracing::error!(reason, "a step was not computed; its sessions are lost");
+    ApiError::new(
+        ErrorKind::Unavailable,
+        format!("the model did not compute this step: {reason}"),
+    )
+    .with_code("engine_step_failed")
 }

@@ -12,6 +12,7 @@
 //! * `network`: KV caches, attention over draft trees, decoder layers, forward passes.
 //! * `sampler`: from logits to a token.
 //! * `drafter`: the engine's own drafts, of an EAGLE-3 head or a draft model.
+//! * `backend`: what a model must offer that other code computes, and `llama`: llama.cpp, which offers it.
 //! * `pool`: blocks of KV that outlive their sessions, in memory and in a file.
 //! * `engine`: one step over a batch of sessions. Read it first.
 //! * `service`: the thread that owns the model, its queue, metrics and HTTP.
@@ -33,10 +34,12 @@
 //! This crate knows nothing of the mesh and of tenants. A namespace is only a number here, and it does not matter
 //! where drafts come from.
 
+mod backend;
 mod config;
 mod drafter;
 mod engine;
 mod kernels;
+mod llama;
 mod model;
 mod network;
 mod pool;
@@ -48,5 +51,6 @@ mod tests;
 
 pub use config::{EngineConfig, KvPoolConfig};
 pub use kernels::WeightFormat;
+pub use llama::{check_llama, is_gguf};
 pub use model::{ModelError, ModelFiles, ModelMemory, SHIPPED_MODEL};
 pub use service::{EngineHandle, EngineServer, start};

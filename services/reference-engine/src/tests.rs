@@ -1,5 +1,6 @@
 //! Tests of the engine as a whole, on small random networks and on the compiled-in model.
 
+mod backend;
 mod batching;
 mod bits;
 mod draft_model;

@@ -26,7 +26,7 @@ pub(crate) fn expected_model(config: &EngineConfig) -> anyhow::Result<ExpectedMo
 /// the reference engine reads those.
 pub(crate) fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
     if !source.starts_with(BUILTIN) {
-        return Ok(ModelFiles::from_dir(source)?);
+        return Ok(ModelFiles::from_path(source)?);
     }
     // The engine understands the same names, such as `builtin:refrain-tiny`.
     let files = refrain_reference_engine::ModelFiles::open(source)?;

@@ -5,21 +5,26 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_gateway::ModelConfig;
-use refrain_reference_engine::{EngineConfig, ModelFiles, ModelMemory, WeightFormat};
+use refrain_reference_engine::{
+    EngineConfig, ModelFiles, ModelMemory, WeightFormat, check_llama, is_gguf,
+};
+use refrain_tokenization::GgufHeader;
 
 use crate::config::MeshFile;
 
 /// Most threads that share the products of a step: beyond so many, waiting for each other takes longer than it saves.
 const THREADS_MAX: usize = 16;
+/// Size of a key's or value's element in llama.cpp, which has 16 bits.
+const KV_VALUE_BYTES: u64 = 2;
 /// Fewest tokens of keys and values with which a model is of any use.
 const KV_TOKENS_MIN: u64 = 1_024;
 
 /// The arguments about the caller's own model.
 #[derive(Args)]
 pub(crate) struct OwnModelArgs {
-    /// Serve the model in this folder in place of the built-in one. It is a Llama, Qwen2 or Qwen3 network in Hugging
-    /// Face's layout, with safetensors of f32, f16 or bf16. It runs on the CPU, so it should be small.
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["cluster", "adopt"])]
+    /// Serve this model in place of the built-in one: a GGUF file, which llama.cpp computes, or a folder in Hugging
+    /// Face's layout with a small Llama, Qwen2 or Qwen3 network, which runs on the CPU.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["cluster", "adopt"])]
     model: Option<PathBuf>,
     /// Longest text of that model, tokens [default: what the model and the memory allow].
     #[arg(long, value_name = "TOKENS", requires = "model", value_parser = clap::value_parser!(u32).range(16..))]
@@ -46,26 +51,23 @@ impl OwnModelArgs {
             file.gateway.models.is_empty(),
             "--model: leave out [[gateway.models]] of the configuration, or name the folder there and in engine.model"
         );
-        let source = folder_of("--model", folder)?;
-        let files = ModelFiles::open(&source).context("--model")?;
-        ensure!(
-            files.tokenization.is_some(),
-            "--model: {source} has no tokenizer.json"
-        );
-        let name = Path::new(&source).file_name().unwrap_or("model".as_ref());
+        let source = source_of("--model", folder)?;
+        let name = match is_gguf(&source) {
+            true => Path::new(&source).file_stem(),
+            false => Path::new(&source).file_name(),
+        };
+        let name = name.unwrap_or("model".as_ref());
         let name = name.to_string_lossy().into_owned();
         let (engine, default) = (&mut file.engine, EngineConfig::default());
         // All bits are the same in both formats, and this one halves what a step reads.
         engine.weights = WeightFormat::Bf16;
-        let memory = files.memory(engine.weights).context("--model")?;
+        let memory = memory_of(&source, engine.weights).context("--model")?;
         let draft_model = self.draft_model.as_ref();
         engine.draft_model = draft_model
-            .map(|folder| folder_of("--draft-model", folder))
+            .map(|folder| source_of("--draft-model", folder))
             .transpose()?;
-        let drafter = engine.draft_model.as_ref().map(|source| {
-            let files = ModelFiles::open(source)?;
-            files.memory(engine.weights)
-        });
+        let drafter = engine.draft_model.as_ref();
+        let drafter = drafter.map(|source| memory_of(source, engine.weights));
         let drafter = drafter.transpose().context("--draft-model")?;
         let context_max = self.context.unwrap_or(memory.max_context);
         let plan = Plan::new(memory, drafter, available_bytes());
@@ -98,13 +100,34 @@ impl OwnModelArgs {
     }
 }
 
-/// The full path of a model's folder.
-fn folder_of(argument: &str, folder: &Path) -> anyhow::Result<String> {
+/// The memory that a model takes.
+fn memory_of(source: &str, format: WeightFormat) -> anyhow::Result<ModelMemory> {
+    if !is_gguf(source) {
+        let files = ModelFiles::open(source)?;
+        ensure!(
+            files.tokenization.is_some(),
+            "{source} has no tokenizer.json"
+        );
+        return Ok(files.memory(format)?);
+    }
+    check_llama(source)?;
+    let header = GgufHeader::from_path(source)?;
+    Ok(ModelMemory {
+        // The file is mapped, so it is in memory once.
+        weights_bytes: header.file_bytes,
+        files_bytes: 0,
+        kv_bytes_per_token: header.cache_values_per_token() * KV_VALUE_BYTES,
+        max_context: header.context_length.unwrap_or(u32::MAX),
+    })
+}
+
+/// The full path of a model.
+fn source_of(argument: &str, folder: &Path) -> anyhow::Result<String> {
     let shown = folder.display();
-    if folder.is_file() {
+    if folder.is_file() && !is_gguf(&shown.to_string()) {
         bail!(
-            "{argument}: {shown} is a file; name a folder with config.json, tokenizer.json and model.safetensors. \
-             GGUF files run in llama-server, and Refrain in front of it: docs/engines.md tells how"
+            "{argument}: {shown} is a file, and its name does not end in .gguf; name a GGUF file, or a folder with \
+             config.json, tokenizer.json and model.safetensors"
         );
     }
     let full = folder

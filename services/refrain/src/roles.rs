@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use refrain_gateway::GatewayDeps;
+use refrain_reference_engine::EngineServer;
 use refrain_rpc::{
     DraftStore, EngineAdopter, HttpEngineAdopter, HttpScheduler, HttpWorkers, MeshAdmin, Scheduler,
     Workers, draft_store,
@@ -36,7 +37,7 @@ pub struct Process {
     worker: Option<LateWorker>,
     adopter: Option<AdopterServer>,
     scheduler: Option<refrain_scheduler::SchedulerServer>,
-    engine: Option<refrain_reference_engine::EngineServer>,
+    engine: Option<EngineServer>,
     draft_store: Option<refrain_draft_store::DraftStoreServer>,
     addr: Option<SocketAddr>,
     drain_grace: Duration,
@@ -163,8 +164,8 @@ impl Process {
         let engine = if file.worker.adoption.is_on() || connector.is_some() {
             None
         } else {
-            let engine =
-                refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?;
+            let (engine_auth, metrics) = (auth.clone(), metrics.clone());
+            let engine = refrain_reference_engine::start(file.engine, engine_auth, metrics).await?;
             let engine = self.engine.insert(engine);
             let engine = Arc::new(LocalEngine::new(engine.handle().clone()));
             Some(WorkerEngine::Verifying(engine))

@@ -1,13 +1,20 @@
 //! A draft model: a smaller model of the same vocabulary that drafts for the target. It reads only tokens.
 
+use std::sync::Arc;
+
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 use refrain_tokenization::Tokenizer;
 
 use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates};
+use crate::backend::{Backend, BackendModel};
+use crate::config::EngineConfig;
 use crate::kernels::WeightFormat;
 use crate::model::{Model, ModelError, ModelFiles};
-use crate::network::{Branch, DraftKv, KvShape, ModelForward};
+use crate::network::{Branch, DraftKv, KvShape, ModelForward, backend_logits};
+
+/// How faults of a draft model begin, before the name of its source.
+const KIND: &str = "draft model";
 
 /// A draft model, as a network that drafts.
 #[derive(Debug)]
@@ -31,14 +38,14 @@ impl DraftModelNetwork {
     }
 }
 
-/// Loads the model that `source` names, and checks that its tokens are those of `target` and of the target's
-/// tokenizer.
+/// Loads the model that `source` names, and checks that its tokens are those of the target, whose vocabulary has
+/// `vocab_size` tokens, and of the target's tokenizer.
 ///
 /// # Errors
 /// Fails for a model that cannot be loaded, and for one with another vocabulary or tokenizer.
 pub(crate) fn load(
     source: &str,
-    target: &Model,
+    vocab_size: u32,
     tokenizer: Option<&Tokenizer>,
     format: WeightFormat,
 ) -> Result<Model, ModelError> {
@@ -46,18 +53,18 @@ pub(crate) fn load(
         let files = ModelFiles::open(source)?;
         check_tokenizer(files.tokenizer()?.as_ref(), tokenizer)?;
         let model = Model::load(&files, format)?;
-        let (found, wanted) = (
-            model.architecture.vocab_size,
-            target.architecture.vocab_size,
-        );
-        ModelError::unless(found == wanted, || {
-            format!(
-                "vocab_size is {found}, but the target's is {wanted}; choose a draft model with the target's vocabulary"
-            )
-        })?;
+        check_vocabulary(model.architecture.vocab_size as u32, vocab_size)?;
         Ok(model)
     };
-    load().map_err(|fault: ModelError| fault.of_drafter("draft model", source))
+    load().map_err(|fault: ModelError| fault.of_drafter(KIND, source))
+}
+
+fn check_vocabulary(found: u32, wanted: u32) -> Result<(), ModelError> {
+    ModelError::unless(found == wanted, || {
+        format!(
+            "vocab_size is {found}, but the target's is {wanted}; choose a draft model with the target's vocabulary"
+        )
+    })
 }
 
 fn check_tokenizer(own: Option<&Tokenizer>, target: Option<&Tokenizer>) -> Result<(), ModelError> {
@@ -91,20 +98,80 @@ impl DraftNetwork for DraftModelNetwork {
             captured_layers: Vec::new(),
             hidden_width: 0,
             kv: KvShape::of(architecture),
+            backend: None,
             context_max: architecture.max_context,
         }
     }
 
     fn compute(
         &mut self,
-        _target: &Model,
+        _target: Option<&Model>,
         branches: &mut [Branch<'_>],
         drafts: &mut [DraftKv],
         _states: RowStates<'_>,
-    ) -> DraftOutputs {
-        DraftOutputs {
+    ) -> Result<DraftOutputs, String> {
+        Ok(DraftOutputs {
             logits: self.forward.extend_drafts(&self.model, branches, drafts),
             ..DraftOutputs::default()
+        })
+    }
+}
+
+/// A draft model that a backend computes.
+#[derive(Debug)]
+struct BackendDraftNetwork {
+    backend: Arc<dyn Backend>,
+    vocab_size: u32,
+    context_max: usize,
+}
+
+/// The network of the draft model that `config` names and that a backend computes. Its tokens must be those of the
+/// target, as for [`load`].
+///
+/// # Errors
+/// Another vocabulary or tokenizer.
+pub(crate) fn backend_network(
+    config: &EngineConfig,
+    model: BackendModel,
+    vocab_size: u32,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Box<dyn DraftNetwork>, ModelError> {
+    let check = || {
+        check_tokenizer(Some(&model.files.tokenizer()?), tokenizer)?;
+        check_vocabulary(model.vocab_size, vocab_size)
+    };
+    let source = config.draft_model.as_deref().unwrap_or_default();
+    check().map_err(|fault: ModelError| fault.of_drafter(KIND, source))?;
+    Ok(Box::new(BackendDraftNetwork {
+        backend: model.backend,
+        vocab_size,
+        context_max: model.max_context as usize,
+    }))
+}
+
+impl DraftNetwork for BackendDraftNetwork {
+    fn profile(&self) -> NetworkProfile {
+        NetworkProfile {
+            kind: DrafterKind::DraftModel,
+            tokens: (0..self.vocab_size).collect(),
+            captured_layers: Vec::new(),
+            hidden_width: 0,
+            kv: KvShape::default(),
+            backend: Some(self.backend.clone()),
+            context_max: self.context_max,
         }
+    }
+
+    fn compute(
+        &mut self,
+        _target: Option<&Model>,
+        branches: &mut [Branch<'_>],
+        _drafts: &mut [DraftKv],
+        _states: RowStates<'_>,
+    ) -> Result<DraftOutputs, String> {
+        Ok(DraftOutputs {
+            logits: backend_logits(self.backend.as_ref(), self.vocab_size as usize, branches)?,
+            ..DraftOutputs::default()
+        })
     }
 }

@@ -1,10 +1,12 @@
 //! The interface of networks that draft: EAGLE-3 heads and draft models.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 
+use crate::backend::Backend;
 use crate::model::Model;
 use crate::network::{Branch, DraftKv, KvShape, Logits};
 
@@ -13,14 +15,18 @@ pub(crate) trait DraftNetwork: Debug + Send {
     /// Returns the facts about the network, which never change.
     fn profile(&self) -> NetworkProfile;
 
-    /// Computes rows of texts, or nodes of draft trees. `drafts` holds the keys and values of the nodes.
+    /// Computes rows of texts, or nodes of draft trees. `drafts` holds the keys and values of the nodes. `target` is
+    /// there unless a backend computes it.
+    ///
+    /// # Errors
+    /// The reason why a backend did not compute them.
     fn compute(
         &mut self,
-        target: &Model,
+        target: Option<&Model>,
         branches: &mut [Branch<'_>],
         drafts: &mut [DraftKv],
         states: RowStates<'_>,
-    ) -> DraftOutputs;
+    ) -> Result<DraftOutputs, String>;
 }
 
 /// The facts about a network that its drafter needs.
@@ -36,6 +42,8 @@ pub(crate) struct NetworkProfile {
     pub(crate) hidden_width: usize,
     /// Shape of its KV cache.
     pub(crate) kv: KvShape,
+    /// The place of its keys and values, if a backend has them.
+    pub(crate) backend: Option<Arc<dyn Backend>>,
     /// Longest text that it can continue, in tokens.
     pub(crate) context_max: usize,
 }

@@ -81,17 +81,19 @@ impl DraftNetwork for Eagle3Network {
             captured_layers: shape.captured_layers.clone(),
             hidden_width: shape.architecture.hidden_size,
             kv: KvShape::of(&shape.architecture),
+            backend: None,
             context_max: usize::MAX,
         }
     }
 
     fn compute(
         &mut self,
-        target: &Model,
+        target: Option<&Model>,
         branches: &mut [Branch<'_>],
         drafts: &mut [DraftKv],
         states: RowStates<'_>,
-    ) -> DraftOutputs {
+    ) -> Result<DraftOutputs, String> {
+        let target = target.ok_or("an EAGLE-3 head needs the weights of its model")?;
         let hidden = self.head.shape.architecture.hidden_size;
         let residual = &mut self.layers.residual;
         residual.clear();
@@ -117,12 +119,12 @@ impl DraftNetwork for Eagle3Network {
             outputs.extend_from_slice(x);
         }
         let vocab = head.shape.draft_vocab;
-        DraftOutputs {
+        Ok(DraftOutputs {
             logits: self
                 .layers
                 .logits(branches, &head.norm, head.lm_head(target), vocab),
             hidden: outputs,
             width: hidden,
-        }
+        })
     }
 }

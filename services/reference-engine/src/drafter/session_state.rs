@@ -6,9 +6,11 @@
 //! positions are relative. Less text makes worse drafts, never wrong ones.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::captured_states::{CapturedStates, CapturedStatesShape};
+use crate::backend::Backend;
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 
 /// Number of positions whose states stay after the head has read them. A text that is cut a little needs its last row
@@ -20,6 +22,8 @@ const REREAD_TOKENS: usize = BLOCK_TOKENS;
 pub(crate) struct DrafterStateShape {
     kv: KvShape,
     kv_blocks: BlockCount,
+    /// The place of keys and values, if a backend has them.
+    backend: Option<Arc<dyn Backend>>,
     /// Longest text that the drafter can continue, in tokens.
     context_max: usize,
     /// Shape of the captured states, if the drafter reads any.
@@ -31,12 +35,14 @@ impl DrafterStateShape {
     /// position i. With `states`, its row i reads the captured states at position i and the token at i + 1.
     pub(crate) fn new(
         kv: KvShape,
+        backend: Option<Arc<dyn Backend>>,
         context_max: usize,
         states: Option<CapturedStatesShape>,
     ) -> Self {
         DrafterStateShape {
             kv,
             kv_blocks: BlockCount::default(),
+            backend,
             context_max,
             states,
         }
@@ -73,7 +79,10 @@ impl DrafterState {
     pub(crate) fn new(shape: &DrafterStateShape) -> Self {
         DrafterState {
             first_position: 0,
-            kv: KvCache::new(shape.kv, shape.kv_blocks.clone()),
+            kv: match &shape.backend {
+                Some(backend) => KvCache::of_backend(backend.clone(), shape.kv_blocks.clone()),
+                None => KvCache::new(shape.kv, shape.kv_blocks.clone()),
+            },
             states: shape.states.clone().map(CapturedStates::new),
             shape: shape.clone(),
         }

@@ -60,6 +60,35 @@ impl PlannedItem {
         }
     }
 
+    /// Leaves out branches of the draft beyond the first that need more than `free` sequences of a backend, and
+    /// counts those that the others take.
+    pub(super) fn cut_branches(&mut self, free: &mut usize) {
+        let mut has_heir = vec![false; self.nodes.len() + 1];
+        // For each node that the step was to compute, its place among those that are left.
+        let mut places: Vec<Option<u32>> = Vec::with_capacity(self.nodes.len());
+        let (mut nodes, mut parents) = (Vec::new(), Vec::new());
+        for (token, parent) in self.nodes.iter().zip(&self.parents) {
+            let left = match parent {
+                None => Some(None),
+                Some(parent) => places[*parent as usize].map(Some),
+            };
+            let heir = parent.map_or(0, |parent| parent as usize + 1);
+            let is_first = !std::mem::replace(&mut has_heir[heir], true);
+            let left = left.filter(|_| is_first || *free > 0);
+            places.push(left.map(|_| nodes.len() as u32));
+            if let Some(parent) = left {
+                *free -= usize::from(!is_first);
+                nodes.push(*token);
+                parents.push(parent);
+            }
+        }
+        let computed = self.computed.iter_mut();
+        computed.for_each(|node| {
+            *node = node.and_then(|node| places[node].map(|place| place as usize));
+        });
+        (self.nodes, self.parents) = (nodes, parents);
+    }
+
     /// Adds the engine's draft to the draft that came with the item.
     pub(super) fn merge(&mut self, completed: CompletedDraft) {
         let received = self.received_nodes as u32;

@@ -7,6 +7,7 @@
 mod pooled;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::form_slot::FormSlot;
 use super::pooling::Pooling;
 use super::prefix_cache::PrefixCache;
 use super::session::{Session, SessionPrefixes};
+use crate::backend::Backend;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 use crate::pool::{WeightsIdentity, is_of_tenant};
@@ -42,6 +44,8 @@ pub(crate) struct Sessions {
     parked_evicted: u64,
     /// The pool, which outlives the sessions, if the engine has one.
     pooling: Option<Pooling>,
+    /// The place of keys and values, if it is not in the blocks.
+    backend: Option<Arc<dyn Backend>>,
     /// Tenants that were forgotten, and when, as long as a request that was parked then may go on.
     forgotten: Vec<(TenantId, Instant)>,
 }
@@ -72,8 +76,14 @@ impl Sessions {
             kept: PrefixCache::default(),
             parked_evicted: 0,
             pooling: None,
+            backend: None,
             forgotten: Vec::new(),
         }
+    }
+
+    /// The table with the place of keys and values, if it is not in the blocks.
+    pub(crate) fn with_backend(self, backend: Option<Arc<dyn Backend>>) -> Self {
+        Sessions { backend, ..self }
     }
 
     /// Names blocks of new sessions by other weights.
@@ -132,7 +142,10 @@ impl Sessions {
             sampling: spec.sampling,
             prompt_len: spec.prompt_len as usize,
             text: Vec::new(),
-            kv: KvCache::new(self.shape, self.blocks.clone()),
+            kv: match &self.backend {
+                Some(backend) => KvCache::of_backend(backend.clone(), self.blocks.clone()),
+                None => KvCache::new(self.shape, self.blocks.clone()),
+            },
             drafter_state: self
                 .drafter_shape
                 .as_ref()
@@ -294,7 +307,8 @@ impl Sessions {
     fn used_blocks(&self, draft_blocks: u64) -> u64 {
         let drafters = self.drafter_shape.as_ref().map_or(0, |shape| {
             let floats = shape.kv_floats(draft_blocks);
-            floats.div_ceil(self.shape.block_len() as u64)
+            // A backend has room of its own for them, and its blocks are empty.
+            floats.div_ceil(self.shape.block_len().max(1) as u64)
         });
         self.blocks.load(Ordering::Relaxed) + drafters
     }

@@ -66,15 +66,16 @@ pub(super) fn emit(
     output.text_len = session.text.len() as u32;
     // The last token's forward pass stays outstanding, even if the token was an accepted node.
     let computed = output.emitted.len().saturating_sub(1);
-    for node in output.accepted_nodes.iter().take(computed) {
-        if let Some(node) = item.computed[*node as usize] {
-            if let Some(state) = &mut session.drafter_state {
-                let row = item.chain.len() + node;
-                state.push_captured(session.kv.len(), pass.captured(branch, row));
-            }
-            pass.accept(branch, node, &mut session.kv);
+    let accepted = output.accepted_nodes.iter().take(computed);
+    let accepted = accepted.filter_map(|node| item.computed[*node as usize]);
+    let accepted: Vec<usize> = accepted.collect();
+    if let Some(state) = &mut session.drafter_state {
+        for (depth, node) in accepted.iter().enumerate() {
+            let captured = pass.captured(branch, item.chain.len() + node);
+            state.push_captured(session.kv.len() + depth, captured);
         }
     }
+    pass.accept(branch, &accepted, &mut session.kv);
     Ok(output)
 }
 

@@ -4,12 +4,14 @@ use super::branch::Branch;
 use super::draft_kv::DraftKv;
 use super::kv_cache::KvCache;
 use super::layer_executor::{LayerExecutor, Logits};
+use crate::backend::{Backend, BackendPart, BackendSequence};
 use crate::model::Model;
 
 /// The results of a pass: logits, the draft nodes' keys and values, and captured states.
 #[derive(Debug)]
 pub(crate) struct ForwardPass {
     logits: Logits,
+    /// Empty if a backend has the keys and values.
     drafts: Vec<DraftKv>,
     captured: CapturedRows,
 }
@@ -30,9 +32,18 @@ impl ForwardPass {
         self.logits.row(branch, node.map_or(0, |node| node + 1))
     }
 
-    /// Appends a draft node of a branch to its sequence.
-    pub(crate) fn accept(&self, branch: usize, node: usize, kv: &mut KvCache) {
-        self.drafts[branch].accept(node, kv);
+    /// Appends draft nodes of a branch, which are a path from the root, to its sequence.
+    pub(crate) fn accept(&self, branch: usize, nodes: &[usize], kv: &mut KvCache) {
+        if let Some(sequence) = kv.sequence() {
+            sequence.accept(nodes);
+            let len = kv.len() + nodes.len();
+            kv.grow(len);
+            kv.truncate(len);
+        } else {
+            for node in nodes {
+                self.drafts[branch].accept(*node, kv);
+            }
+        }
     }
 
     /// Returns the captured states of a row, counted over the chain and then the nodes. The branch must have wanted
@@ -41,6 +52,48 @@ impl ForwardPass {
         let width = self.captured.width;
         &self.captured.values[(self.captured.first[branch] + row) * width..][..width]
     }
+}
+
+/// Has a backend compute all branches. It returns the logits, of `vocab` tokens each.
+///
+/// # Errors
+/// The backend's, or all its sequences are in use.
+pub(crate) fn backend_logits(
+    backend: &dyn Backend,
+    vocab: usize,
+    branches: &[Branch<'_>],
+) -> Result<Logits, String> {
+    let mut parts = Vec::with_capacity(branches.len());
+    for branch in branches {
+        let sequence = branch.kv.sequence().and_then(BackendSequence::id);
+        parts.push(BackendPart {
+            sequence: sequence.ok_or("all sequences of the backend are in use")?,
+            start: branch.start,
+            chain: branch.chain,
+            nodes: branch.nodes,
+            parents: branch.parents,
+            computed_nodes: branch.computed_nodes,
+            wants_logits: branch.wants_logits,
+        });
+    }
+    let values = backend.compute(&parts)?;
+    Ok(Logits::of_branches(values, vocab, branches))
+}
+
+/// Has a backend compute all branches.
+///
+/// # Errors
+/// As [`backend_logits`].
+pub(crate) fn backend_pass(
+    backend: &dyn Backend,
+    vocab: usize,
+    branches: &[Branch<'_>],
+) -> Result<ForwardPass, String> {
+    Ok(ForwardPass {
+        logits: backend_logits(backend, vocab, branches)?,
+        drafts: Vec::new(),
+        captured: CapturedRows::new(branches, 0),
+    })
 }
 
 /// Runs forward passes of a model. It keeps its buffers between passes.

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::backend::{Backend, BackendSequence};
 use crate::kernels::{PANEL_ROWS, PanelElements, Panels};
 use crate::model::Architecture;
 
@@ -16,8 +17,8 @@ pub(crate) const BLOCK_TOKENS: usize = PANEL_ROWS;
 /// The number of blocks that exist in all caches of an engine. A shared block counts once.
 pub(crate) type BlockCount = Arc<AtomicU64>;
 
-/// The layout of a block.
-#[derive(Clone, Copy, Debug)]
+/// The layout of a block. The default is that of a block without keys and values.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KvShape {
     pub(crate) layers: usize,
     pub(crate) kv_heads: usize,
@@ -110,6 +111,8 @@ pub(crate) struct KvCache {
     blocks: Vec<Arc<CountedBlock>>,
     len: usize,
     count: BlockCount,
+    /// The place of the keys and values, if a backend has them. The blocks are empty then, and only counted.
+    sequence: Option<BackendSequence>,
 }
 
 impl KvCache {
@@ -119,7 +122,21 @@ impl KvCache {
             blocks: Vec::new(),
             len: 0,
             count,
+            sequence: None,
         }
+    }
+
+    /// Creates a cache whose keys and values a backend has.
+    pub(crate) fn of_backend(backend: Arc<dyn Backend>, count: BlockCount) -> Self {
+        KvCache {
+            sequence: Some(BackendSequence::new(backend)),
+            ..KvCache::new(KvShape::default(), count)
+        }
+    }
+
+    /// The place of the keys and values, if a backend has them.
+    pub(crate) fn sequence(&self) -> Option<&BackendSequence> {
+        self.sequence.as_ref()
     }
 
     pub(crate) fn shape(&self) -> KvShape {
@@ -140,6 +157,9 @@ impl KvCache {
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.blocks.truncate(self.len.div_ceil(BLOCK_TOKENS));
+        if let Some(sequence) = &self.sequence {
+            sequence.truncate(self.len);
+        }
     }
 
     /// Returns a cache of the first `len` positions. It shares the blocks of this one.

@@ -23,6 +23,21 @@ pub(crate) struct Logits {
 }
 
 impl Logits {
+    /// Rows of exactly `vocab` logits, for each branch as many as it wanted.
+    pub(crate) fn of_branches(values: Vec<f32>, vocab: usize, branches: &[Branch<'_>]) -> Self {
+        let mut rows = 0;
+        let first = logit_rows(branches).map(|wanted| {
+            rows += wanted.len();
+            rows - wanted.len()
+        });
+        Logits {
+            first: first.collect(),
+            values,
+            stride: vocab,
+            vocab,
+        }
+    }
+
     /// Returns the index of a branch's `row`-th row among all rows that wanted logits.
     pub(crate) fn index(&self, branch: usize, row: usize) -> usize {
         self.first[branch] + row

@@ -22,10 +22,10 @@ use super::model_thread::ModelThread;
 use super::pool::{BlockServer, PoolThreads};
 use super::weight_loading::WeightLoading;
 use crate::config::EngineConfig;
-use crate::drafter::{DraftNetwork, open_network};
-use crate::engine::EngineCore;
+use crate::drafter::{DraftNetwork, backend_network, open_network};
+use crate::engine::{EngineCore, LoadedModel};
+use crate::llama;
 use crate::model::{Model, ModelFiles};
-use crate::network::KvShape;
 use crate::pool::KvPool;
 
 /// A handle of a running engine, which is cheap to clone. The engine's thread ends after [`EngineHandle::shutdown`],
@@ -38,7 +38,8 @@ pub struct EngineHandle {
 /// State that all handles share. Dropping it ends the thread.
 pub(super) struct SharedEngine {
     pub(super) model_thread: Arc<ModelThread>,
-    pub(super) loading: WeightLoading,
+    /// What new weights must fit. `None`: a backend has them, and they stay.
+    pub(super) loading: Option<WeightLoading>,
     join_handle: Mutex<Option<JoinHandle<()>>>,
     capabilities: EngineCapabilities,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -66,38 +67,74 @@ impl EngineHandle {
         metrics: &Metrics,
         peers: Vec<MeshClient>,
     ) -> anyhow::Result<Self> {
-        let files = ModelFiles::open(&config.model)?;
-        let tokenizer = files.tokenizer()?.map(Arc::new);
-        let started = Instant::now();
-        let model = Arc::new(Model::load(&files, config.weights)?);
-        tracing::info!(
-            model = config.model,
-            weight_bytes = model.weight_bytes(),
-            seconds = started.elapsed().as_secs_f64(),
-            "model loaded"
-        );
-        let network = open_network(config, &model, tokenizer.as_deref())?;
-        let name = config.model_name.clone().unwrap_or(files.name);
-        EngineHandle::with_model(config, metrics, model, network, name, tokenizer, peers)
+        let draft_model = config.draft_model.as_ref();
+        let draft_model = draft_model.map(|source| llama::load(source, config));
+        let draft_model = draft_model.transpose()?.flatten();
+        let mut config = config.clone();
+        let (model, name, tokenizer) = match llama::load(&config.model, &config)? {
+            Some(model) => {
+                anyhow::ensure!(
+                    config.kv_pool.memory_bytes_max == 0,
+                    "engine.kv_pool: {} has keys and values of its own; leave this section out",
+                    config.model
+                );
+                config.max_sessions = config.max_sessions.min(model.sessions_max);
+                let (name, tokenizer) = (model.name.clone(), model.files.tokenizer()?);
+                (LoadedModel::Backend(Box::new(model)), name, Some(tokenizer))
+            }
+            None => {
+                let files = ModelFiles::open(&config.model)?;
+                let tokenizer = files.tokenizer()?;
+                let started = Instant::now();
+                let model = Arc::new(Model::load(&files, config.weights)?);
+                tracing::info!(
+                    model = config.model,
+                    weight_bytes = model.weight_bytes(),
+                    seconds = started.elapsed().as_secs_f64(),
+                    "model loaded"
+                );
+                (LoadedModel::Own(model), files.name, tokenizer)
+            }
+        };
+        let network = match draft_model {
+            Some(drafter) => Some(backend_network(
+                &config,
+                drafter,
+                model.vocab_size(),
+                tokenizer.as_ref(),
+            )?),
+            None => {
+                let own = model.own().map(Arc::as_ref);
+                open_network(&config, own, model.vocab_size(), tokenizer.as_ref())?
+            }
+        };
+        let name = config.model_name.clone().unwrap_or(name);
+        let tokenizer = tokenizer.map(Arc::new);
+        EngineHandle::with_model(&config, metrics, model, network, name, tokenizer, peers)
     }
 
     /// Starts the thread of a loaded model and of the network that drafts for it, if there is one.
     pub(crate) fn with_model(
         config: &EngineConfig,
         metrics: &Metrics,
-        model: Arc<Model>,
+        model: impl Into<LoadedModel>,
         network: Option<Box<dyn DraftNetwork>>,
         name: String,
         tokenizer: Option<Arc<Tokenizer>>,
         peers: Vec<MeshClient>,
     ) -> anyhow::Result<Self> {
+        let model = model.into();
         let limits = config.form_limits();
         let grammars = grammar_compiler(&model, tokenizer.as_ref(), limits);
-        let opened = KvPool::open(&config.kv_pool, KvShape::of(&model.architecture))?;
+        let opened = KvPool::open(&config.kv_pool, model.kv_shape())?;
         let (pool, queues) = opened
             .map(|(pool, queues)| (Arc::new(pool), queues))
             .unzip();
-        let core = EngineCore::new(model.clone(), network, config)
+        let eos_token_ids = model.eos_token_ids().to_vec();
+        let identity = tokenizer.as_ref().map(|tokenizer| tokenizer.identity());
+        let own = model.own();
+        let loading = own.map(|model| WeightLoading::new(model, config.weights, identity));
+        let core = EngineCore::new(model, network, config)
             .with_grammars(grammars.clone())
             .with_leaving_forms()
             .with_pool(pool.clone(), config.weight_version);
@@ -115,13 +152,11 @@ impl EngineHandle {
             tree_drafts: true,
             max_draft_tokens: limits.max_draft_tokens,
             drafter: limits.drafter,
-            eos_token_ids: model.architecture.eos_token_ids.clone(),
+            eos_token_ids,
             output_forms: grammars.is_some(),
             reads_ahead: pool.is_some(),
             token_bodies: true,
         };
-        let identity = tokenizer.as_ref().map(|tokenizer| tokenizer.identity());
-        let loading = WeightLoading::new(&model, config.weights, identity);
         let model_thread = Arc::new(ModelThread::new(
             config.queue_steps,
             config.weight_version,
@@ -328,14 +363,11 @@ impl Drop for SharedEngine {
 
 /// A compiler for the forms of a model's outputs, if the model has a tokenizer and an end token.
 fn grammar_compiler(
-    model: &Model,
+    model: &LoadedModel,
     tokenizer: Option<&Arc<Tokenizer>>,
     limits: GrammarLimits,
 ) -> Option<Arc<GrammarCompiler>> {
-    let (vocab_size, eos) = (
-        model.architecture.vocab_size as u32,
-        &model.architecture.eos_token_ids,
-    );
+    let (vocab_size, eos) = (model.vocab_size(), model.eos_token_ids());
     match GrammarCompiler::new(tokenizer?.clone(), vocab_size, eos, limits) {
         Ok(compiler) => Some(Arc::new(compiler)),
         Err(error) => {

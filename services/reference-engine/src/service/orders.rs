@@ -61,24 +61,31 @@ impl EngineHandle {
 
     /// Loads the weights of a directory, and exchanges the model.
     async fn load_weights(&self, directory: String, version: Option<u64>) -> Result<(), ApiError> {
-        let loading = &self.shared.loading;
+        let loading = self.shared.loading.as_ref().ok_or_else(|| {
+            let message =
+                "the weights of this model stay as they are; start an engine of its own for others";
+            ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
+        })?;
         let _turn = loading.turn()?;
         let engine = self.clone();
         let source = directory.clone();
         let model = tokio::task::spawn_blocking(move || {
-            let model = engine.shared.loading.read(&source)?;
+            let Some(loading) = &engine.shared.loading else {
+                return Ok(None);
+            };
+            let model = loading.read(&source)?;
             if engine.block_server().is_some() {
                 // The pool asks for it between two steps, and then it must be known.
                 model.fingerprint();
             }
-            Ok::<_, ModelError>(model)
+            Ok::<_, ModelError>(Some(Arc::new(model)))
         });
         let model = model.await.map_err(ApiError::internal)?.map_err(|error| {
             let message = format!("the weights in {directory} cannot be loaded: {error}");
             ApiError::invalid("directory", message).with_code("weights_not_loaded")
         })?;
         let thread = &self.shared.model_thread;
-        thread.renew(Some(Arc::new(model)), version).await?;
+        thread.renew(model, version).await?;
         let weight_version = thread.weight_version();
         tracing::info!(directory, weight_version, "new weights are in use");
         Ok(())

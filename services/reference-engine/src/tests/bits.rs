@@ -133,7 +133,7 @@ fn an_accepted_path_and_a_cut() {
     };
     let pass = sequence.forward.run(&sequence.model, &mut [branch]);
     for node in [0, 2, 5] {
-        pass.accept(0, node, &mut sequence.kv);
+        pass.accept(0, &[node], &mut sequence.kv);
     }
     let mut whole = text.clone();
     whole.extend([nodes[0], nodes[2], nodes[5]]);

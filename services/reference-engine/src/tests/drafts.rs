@@ -9,7 +9,7 @@ use crate::config::EngineConfig;
 use super::support::{Random, TestEngine, VOCAB, chain, engine, item, opening};
 
 /// Returns a tree that has a part of the true continuation, and noise.
-fn random_tree(random: &mut Random, future: &[TokenId]) -> Draft {
+pub(super) fn random_tree(random: &mut Random, future: &[TokenId]) -> Draft {
     let mut draft = Draft::default();
     // The node of each depth that lies on the true path, as far as the path is drafted.
     let mut truth: Vec<Option<u32>> = vec![None];

@@ -173,11 +173,12 @@ impl Reading {
                 ..Branch::new(&mut self.kv, start - first, &text[start + 1..=end])
             };
             let outputs = self.network.compute(
-                &self.target,
+                Some(&self.target),
                 &mut [branch],
                 &mut self.drafts,
                 RowStates::Captured(&self.captured[start * width..end * width]),
             );
+            let outputs = outputs.unwrap();
             logits = outputs.logits(0, 0).to_vec();
             self.hidden = outputs.hidden(0, 0).to_vec();
         }
@@ -203,11 +204,12 @@ impl Reading {
             ..Branch::new(&mut self.kv, end, &[])
         };
         let outputs = self.network.compute(
-            &self.target,
+            Some(&self.target),
             &mut [branch],
             &mut self.drafts,
             RowStates::OfParents(&hidden),
         );
+        let outputs = outputs.unwrap();
         (0..nodes.len() - known)
             .map(|row| {
                 self.hidden.extend_from_slice(outputs.hidden(0, row));

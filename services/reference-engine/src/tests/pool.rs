@@ -547,7 +547,7 @@ fn a_block_that_is_on_its_way_while_its_tenant_is_forgotten_is_dropped() {
     outcome.try_step(&mut engine, opening).unwrap();
     outcome.decode(&mut engine, 1, 30, false);
     let since = pool.pool.forgettings();
-    let root = BlockId::root(NamespaceId(1), engine.core.weights_identity(0));
+    let root = BlockId::root(NamespaceId(1), engine.core.weights_identity(0).unwrap());
     let mut text = PooledText::new(root);
     text.chain.extend(&outcome.text());
     let read = pool.pool.block(text.chain.ids()[0].key()).unwrap();
