@@ -24,7 +24,7 @@ SCHEMA = {
     "required": ["city", "count"], "additionalProperties": False,
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "query", "parameters": SCHEMA}}
-NAME = "GGUF"
+NAME, MODEL = "GGUF", "model"
 
 
 def question(number):
@@ -37,7 +37,7 @@ def question(number):
 class Mesh:
     """`refrain up` with a model, and two tenants."""
 
-    def __init__(self, options, name, model, more=()):
+    def __init__(self, options, name, model, draft_model=None, threads=1):
         self.port, operations = free_port(), free_port()
         self.url, self.operations = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{operations}"
         self.name = name
@@ -56,17 +56,20 @@ key = "two"
 tenant = "two"
 [draft_store]
 data_dir = "{options.work}/gguf-{name}-data"
+[[gateway.models]]
+id = "{MODEL}"
+files = "{model}"
 [engine]
-threads = 1
+model = "{model}"
+model_name = "{MODEL}"
+threads = {threads}
 kv_tokens_max = 16384
 max_sessions = 32
+{f'draft_model = "{draft_model}"' if draft_model else ""}
 """)
-        # One thread of a product: more of them wait for each other on busy cores.
-        model = ["--model", model] if model else []
-        self.command = [options.refrain, "up", "--config", config, *model, *more]
+        self.command = [options.refrain, "up", "--config", config]
         self.log = options.work / f"gguf-{name}.log"
         self.start()
-        self.model = call(self.url + "/v1/models", key="one")[1]["data"][0]["id"]
 
     def start(self):
         self.process = Process(self.command, self.log)
@@ -74,7 +77,7 @@ max_sessions = 32
 
     def ask(self, content, key="one", tokens=TOKENS, **fields):
         messages = [{"role": "user", "content": content}]
-        body = {"model": self.model, "messages": messages, "max_tokens": tokens, "temperature": 0, **fields}
+        body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "temperature": 0, **fields}
         status, answer = call(self.url + "/v1/chat/completions", body, 120, key)
         if status != 200:
             raise SystemExit(f"{self.name}: {status} {answer}")
@@ -176,7 +179,7 @@ def check(table, options, own, gguf):
 def leave(table, gguf):
     """Checks that a client that leaves frees the engine."""
     before = gguf.metric("refrain_engine_emitted_tokens_total")
-    body = {"model": gguf.model, "prompt": "a b c", "max_tokens": 2000, "temperature": 0, "ignore_eos": True,
+    body = {"model": MODEL, "prompt": "a b c", "max_tokens": 2000, "temperature": 0, "ignore_eos": True,
             "stream": True, "speculation": "off"}
     stream = Stream(gguf.url, "/v1/completions", body, key="one")
     next(iter(stream))
@@ -218,11 +221,11 @@ class Server(LlamaCpp):
         return call(self.url + "/v1/chat/completions", body, 120)[1]
 
 
-def speed(ask, contents, at_once, tokens_max):
+def speed(ask, contents, at_once, **fields):
     """Tokens per second."""
     began = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda content: ask(content, tokens=tokens_max), contents))
+        answers = list(pool.map(lambda content: ask(content, **fields), contents))
     return sum(answer["usage"]["completion_tokens"] for answer in answers) / (time.monotonic() - began)
 
 
@@ -245,10 +248,12 @@ def race(table, options, gguf):
                 # An agent asks the same questions in each round; the first round is not counted.
                 repeated = [question(1000 + n) for n in range(count)]
                 if turn == 0:
-                    speed(ask, repeated, at_once, options.race_tokens)
-                rates[name][0].append(speed(ask, repeated, at_once, options.race_tokens))
+                    speed(ask, repeated, at_once, tokens=options.race_tokens)
+                rates[name][0].append(speed(ask, repeated, at_once, tokens=options.race_tokens))
+                # The shipped model repeats itself where it takes the likeliest tokens.
                 news = [fresh(n + 100 * turn + 1000 * at_once) for n in range(count)]
-                rates[name][1].append(speed(ask, news, at_once, options.race_tokens))
+                drawn = {"tokens": options.race_tokens, "temperature": 1.5, "top_p": 1}
+                rates[name][1].append(speed(ask, news, at_once, **drawn))
         for kind, what, least in ((0, "repeated", 2.0), (1, "new", 0.97)):
             medians = {name: statistics.median(rate[kind]) for name, rate in rates.items()}
             ratio = medians["Refrain"] / medians["llama-server"]
@@ -279,11 +284,11 @@ def main():
     table = Table()
     shipped = options.work / "model.gguf"
     if options.only in (None, "checks"):
-        own = Mesh(options, "own", None)
+        own = Mesh(options, "own", "builtin:refrain-tiny")
         gguf = Mesh(options, "llama", shipped)
         check(table, options, own, gguf)
         own.process.stop()
-        drafted = Mesh(options, "drafted", shipped, ["--draft-model", shipped])
+        drafted = Mesh(options, "drafted", shipped, draft_model=shipped)
         answers = [(drafted.ask(fresh(n), logprobs=True, top_logprobs=2, speculation="draft_model"),
                     gguf.ask(fresh(n), logprobs=True, top_logprobs=2, speculation="off")) for n in range(10)]
         judge(table, "a draft model, which is the same file", answers,
