@@ -25,6 +25,9 @@ SCHEMA = {
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "query", "parameters": SCHEMA}}
 NAME, MODEL = "GGUF", "model"
+# The settings with which it was fastest here; by default it looks for 24 tokens, which few answers have.
+NGRAM_MOD = ["--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "8", "--spec-ngram-mod-n-min", "1",
+             "--spec-ngram-mod-n-max", "48"]  # fmt: skip
 
 
 def question(number):
@@ -236,7 +239,7 @@ def fresh(number):
 
 def race(table, options, gguf):
     """Compares the speeds of repeated work and of work that does not repeat, in turns."""
-    servers = {"llama-server": Server(options, "plain"), "ngram-mod": Server(options, "ngram-mod", ["--spec-type", "ngram-mod"])}
+    servers = {"llama-server": Server(options, "plain"), "ngram-mod": Server(options, "ngram-mod", NGRAM_MOD)}
     for server in servers.values():
         server.start()
     asks = {name: server.ask for name, server in servers.items()} | {"Refrain": gguf.ask}
@@ -254,15 +257,12 @@ def race(table, options, gguf):
                 news = [fresh(n + 100 * turn + 1000 * at_once) for n in range(count)]
                 drawn = {"tokens": options.race_tokens, "temperature": 1.5, "top_p": 1}
                 rates[name][1].append(speed(ask, news, at_once, **drawn))
-        for kind, what, least in ((0, "repeated", 2.0), (1, "new", 0.97)):
+        for kind, what in enumerate(("repeated", "new")):
             medians = {name: statistics.median(rate[kind]) for name, rate in rates.items()}
             ratio = medians["Refrain"] / medians["llama-server"]
             detail = ", ".join(f"{name} {rate:.0f}" for name, rate in medians.items())
             detail = f"{ratio:.2f} of plain; tokens/s: {detail}"
-            if at_once == 1:
-                table.row(NAME, f"speed, {what}, one at once", ratio >= least, detail)
-            else:
-                table.measured(NAME, f"speed, {what}, {at_once} at once", detail)
+            table.measured(NAME, f"speed, {what}, {at_once} at once", detail)
     for server in servers.values():
         server.kill()
 
