@@ -38,7 +38,7 @@ pub struct EngineHandle {
 /// State that all handles share. Dropping it ends the thread.
 pub(super) struct SharedEngine {
     pub(super) model_thread: Arc<ModelThread>,
-    /// What new weights must fit. `None`: a backend has them, and they stay.
+    /// Loads new weights, where this crate computes the model. Those of a backend stay as they are.
     pub(super) loading: Option<WeightLoading>,
     join_handle: Mutex<Option<JoinHandle<()>>>,
     capabilities: EngineCapabilities,
