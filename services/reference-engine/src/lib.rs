@@ -22,6 +22,7 @@
 //! draft tree. Three things ensure it. One product kernel serves every number of columns and sums in one order.
 //! Attention reads a row's ancestors in order of position, wherever they are stored. Everything else works on one row
 //! at a time. Noise is keyed by position, so the output is the same, token for token, with any draft and without.
+//! A backend sums in its own order, so for its models this holds but for near ties of logits.
 //!
 //! The matrix products are this crate's own. Those of candle take 2.6 to 5 times as long for eight columns as for
 //! one, and they sum in an order that depends on the number of columns.
@@ -51,6 +52,6 @@ mod tests;
 
 pub use config::{EngineConfig, KvPoolConfig};
 pub use kernels::WeightFormat;
-pub use llama::{check_llama, is_gguf};
+pub use llama::{check_llama, is_gguf, llama_devices};
 pub use model::{ModelError, ModelFiles, ModelMemory, SHIPPED_MODEL};
 pub use service::{EngineHandle, EngineServer, start};

@@ -55,6 +55,18 @@ pub fn check_llama(source: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The names of the devices that compute a GGUF file.
+pub fn llama_devices() -> String {
+    #[cfg(feature = "llama")]
+    let names = binding::accelerators();
+    #[cfg(not(feature = "llama"))]
+    let names: Vec<String> = Vec::new();
+    match names.is_empty() {
+        true => "the CPU".to_owned(),
+        false => names.join(", "),
+    }
+}
+
 /// Loads a GGUF file, as a model that llama.cpp computes. This takes seconds to minutes. `None`: it is another kind.
 ///
 /// # Errors

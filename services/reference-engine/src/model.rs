@@ -9,6 +9,8 @@ mod tensors;
 mod weights;
 
 pub(crate) use architecture::Architecture;
+#[cfg(feature = "llama")]
+pub(crate) use architecture::end_tokens;
 pub use error::ModelError;
 pub(crate) use files::{HEAD_AUTO, HEAD_OFF, HeadFiles};
 pub use files::{ModelFiles, SHIPPED_MODEL};

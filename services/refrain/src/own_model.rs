@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_gateway::ModelConfig;
 use refrain_reference_engine::{
-    EngineConfig, ModelFiles, ModelMemory, WeightFormat, check_llama, is_gguf,
+    EngineConfig, ModelFiles, ModelMemory, WeightFormat, check_llama, is_gguf, llama_devices,
 };
 use refrain_tokenization::GgufHeader;
 
@@ -29,8 +29,8 @@ pub(crate) struct OwnModelArgs {
     /// Longest text of that model, tokens [default: what the model and the memory allow].
     #[arg(long, value_name = "TOKENS", requires = "model", value_parser = clap::value_parser!(u32).range(16..))]
     context: Option<u32>,
-    /// A smaller model of the same tokenizer, which drafts where nothing is remembered.
-    #[arg(long, value_name = "FOLDER", requires = "model")]
+    /// A smaller model of the same tokenizer, of either kind, which drafts where nothing is remembered.
+    #[arg(long, value_name = "PATH", requires = "model")]
     draft_model: Option<PathBuf>,
 }
 
@@ -81,12 +81,17 @@ impl OwnModelArgs {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             engine.threads = cores.min(THREADS_MAX);
         }
+        let devices = match is_gguf(&source) {
+            true => llama_devices(),
+            false => "the CPU".to_owned(),
+        };
         engine.model = source.clone();
         engine.model_name = Some(name.clone());
         let said = format!(
-            "Loading {name}: {} of weights, {} threads, {kv_tokens} tokens of keys and values ({}), texts of up to \
+            "Loading {name}: {} of weights on {}, {} threads, {kv_tokens} tokens of keys and values ({}), texts of up to \
              {context} tokens",
             gigabytes(plan.weights_bytes),
+            devices,
             engine.threads,
             gigabytes(kv_tokens * plan.kv_bytes_per_token),
         );
@@ -236,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_folders_are_refused_with_what_to_do() {
+    fn paths_without_a_model_are_refused_with_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.gguf");
         std::fs::write(&file, "GGUF").unwrap();
@@ -249,7 +254,10 @@ mod tests {
             let fault = args.apply(&mut MeshFile::default()).unwrap_err();
             format!("{fault:#}")
         };
-        assert!(apply(file).contains("llama-server"));
+        assert!(apply(file).contains("model.gguf: "));
+        let other = folder.path().join("model.bin");
+        std::fs::write(&other, "GGUF").unwrap();
+        assert!(apply(other).contains("does not end in .gguf"));
         assert!(apply(folder.path().join("absent")).contains("cannot be opened"));
         assert!(apply(folder.path().to_owned()).contains("config.json"));
         let args = OwnModelArgs {

@@ -132,15 +132,6 @@ impl Model {
         }
     }
 
-    /// The tokens that end an output.
-    pub(crate) fn end_tokens(&self) -> Vec<TokenId> {
-        let is_end = |token: &TokenId| {
-            // SAFETY: the token is below the size of the vocabulary.
-            unsafe { sys::llama_vocab_is_eog(self.vocabulary(), *token as i32) }
-        };
-        (0..self.vocab_size()).filter(is_end).collect()
-    }
-
     /// The tokens of a text, in which special tokens are not looked for.
     pub(crate) fn tokenize(&self, text: &str) -> Vec<TokenId> {
         let mut tokens = vec![0; text.len() + 8];

@@ -9,10 +9,12 @@ use anyhow::ensure;
 use parking_lot::Mutex;
 use refrain_tokenization::{ModelFiles, Tokenizer};
 
-use super::binding::{Context, ContextSizes, Model, SEQUENCES_MAX, accelerators};
+use super::binding::{Context, ContextSizes, Model, SEQUENCES_MAX};
+use super::llama_devices;
 use super::sequences::Sequences;
 use crate::backend::{Backend, BackendModel, BackendPart, SequenceId};
 use crate::config::EngineConfig;
+use crate::model::end_tokens;
 
 /// Most sessions, open or kept. The rest of the sequences is for the branches of drafts.
 const SESSIONS_MAX: u32 = SEQUENCES_MAX / 2;
@@ -34,7 +36,7 @@ pub(super) fn load(path: &str, config: &EngineConfig) -> anyhow::Result<BackendM
     }
     compare_tokenizers(path, &files.tokenizer()?, &model)?;
     let (vocab_size, trained) = (model.vocab_size(), model.trained_context());
-    let eos_token_ids = model.end_tokens();
+    let eos_token_ids = end_tokens(files.generation_config_json.as_deref())?;
     let room = u32::try_from(config.kv_tokens_max).unwrap_or(u32::MAX);
     let sizes = ContextSizes {
         // Drafts lie beside the texts, for as long as a step takes.
@@ -43,14 +45,9 @@ pub(super) fn load(path: &str, config: &EngineConfig) -> anyhow::Result<BackendM
         threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
     };
     let context = Context::new(Arc::new(model), sizes)?;
-    let devices = accelerators();
     tracing::info!(
         model = path,
-        devices = if devices.is_empty() {
-            "CPU".to_owned()
-        } else {
-            devices.join(", ")
-        },
+        devices = llama_devices(),
         threads = config.threads,
         kv_tokens = room,
         seconds = started.elapsed().as_secs_f64(),
@@ -67,7 +64,7 @@ pub(super) fn load(path: &str, config: &EngineConfig) -> anyhow::Result<BackendM
         vocab_size,
         max_context: trained.min(room),
         sessions_max: SESSIONS_MAX,
-        eos_token_ids,
+        eos_token_ids: eos_token_ids.unwrap_or_default(),
     })
 }
 

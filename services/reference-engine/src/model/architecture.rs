@@ -93,6 +93,19 @@ impl EosIds {
     }
 }
 
+/// The end tokens that a `generation_config.json` names.
+///
+/// # Errors
+/// It is damaged.
+pub(crate) fn end_tokens(generation: Option<&[u8]>) -> Result<Option<Vec<u32>>, ModelError> {
+    let Some(generation) = generation else {
+        return Ok(None);
+    };
+    let generation: GenerationJson = serde_json::from_slice(generation)
+        .map_err(|error| ModelError::Config(format!("generation_config.json: {error}")))?;
+    Ok(generation.eos_token_id.map(EosIds::into_vec))
+}
+
 /// The networks that a `config.json` may describe: `model_type`, and the name in `architectures`.
 type Kinds = &'static [(&'static str, &'static str)];
 
@@ -156,13 +169,9 @@ impl Architecture {
         })?;
         let rope_frequencies = json.rope_frequencies(head_dim)?;
         let mut eos_token_ids = json.eos_token_id.map(EosIds::into_vec).unwrap_or_default();
-        if let Some(generation) = generation {
-            let generation: GenerationJson = serde_json::from_slice(generation)
-                .map_err(|error| ModelError::Config(format!("generation_config.json: {error}")))?;
-            // The end tokens for generation take precedence over those of training.
-            if let Some(ids) = generation.eos_token_id {
-                eos_token_ids = ids.into_vec();
-            }
+        // The end tokens for generation take precedence over those of training.
+        if let Some(ids) = end_tokens(generation)? {
+            eos_token_ids = ids;
         }
         for id in &eos_token_ids {
             ModelError::unless((*id as usize) < json.vocab_size, || {
