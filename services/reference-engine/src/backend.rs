@@ -61,8 +61,8 @@ pub(crate) trait Backend: Debug + Send + Sync {
     /// Begins an empty sequence. `None`: all are in use.
     fn open(&self) -> Option<SequenceId>;
 
-    /// Begins a sequence with all that another one holds. `None`: all are in use.
-    fn fork(&self, sequence: SequenceId) -> Option<SequenceId>;
+    /// Begins a sequence with up to `len` positions that another one holds. `None`: all are in use.
+    fn fork(&self, sequence: SequenceId, len: usize) -> Option<SequenceId>;
 
     /// Drops the positions of a sequence from `len` on, and its draft.
     fn truncate(&self, sequence: SequenceId, len: usize);
@@ -95,6 +95,14 @@ impl BackendSequence {
         BackendSequence { backend, id }
     }
 
+    /// A sequence with the first `len` positions of this one.
+    pub(crate) fn prefix(&self, len: usize) -> Self {
+        BackendSequence {
+            backend: self.backend.clone(),
+            id: self.id.and_then(|id| self.backend.fork(id, len)),
+        }
+    }
+
     pub(crate) fn id(&self) -> Option<SequenceId> {
         self.id
     }
@@ -114,10 +122,7 @@ impl BackendSequence {
 
 impl Clone for BackendSequence {
     fn clone(&self) -> Self {
-        BackendSequence {
-            backend: self.backend.clone(),
-            id: self.id.and_then(|id| self.backend.fork(id)),
-        }
+        self.prefix(usize::MAX)
     }
 }
 

@@ -32,9 +32,10 @@ pub struct EngineConfig {
     /// `model.safetensors`, `auto` or `off`. `auto` uses the compiled-in model's own head, or the folder `eagle3`
     /// inside the model's folder if it exists. A draft model replaces the head of `auto`.
     pub eagle3: String,
-    /// A model that drafts instead of a head: a folder like `model`, with the same vocabulary and tokenizer.
+    /// A model that drafts instead of a head: a folder or a GGUF file like `model`, with the same vocabulary and
+    /// tokenizer. In a GGUF file it has room for as many tokens of its own as `kv_tokens_max`.
     pub draft_model: Option<String>,
-    /// Public name of the model. The default is the name of its folder.
+    /// Public name of the model. The default is the name of its folder or file.
     pub model_name: Option<String>,
     /// Storage format of the weights in memory.
     pub weights: WeightFormat,

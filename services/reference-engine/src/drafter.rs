@@ -38,8 +38,6 @@ use eagle3::{Eagle3Head, Eagle3Network};
 
 /// Greatest depth that a caller may request. Heads are trained for less.
 const DEPTH_MAX: u32 = 16;
-/// Maximum number of children per node that a caller may request.
-const TOP_K_MAX: u32 = 16;
 
 /// A request for a draft that continues one session.
 pub(crate) struct DraftRequest<'a> {
@@ -159,7 +157,7 @@ impl Drafter {
         DrafterCapabilities {
             kind: self.profile.kind,
             depth_max: DEPTH_MAX,
-            top_k_max: TOP_K_MAX.min(self.profile.tokens.len() as u32),
+            top_k_max: self.profile.top_k_max.min(self.profile.tokens.len() as u32),
         }
     }
 

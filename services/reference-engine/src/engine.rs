@@ -660,9 +660,10 @@ impl EngineCore {
 /// The error of the items of a step that a backend did not compute. Their sessions are lost.
 fn not_computed(reason: &str) -> ApiError {
     tracing::error!(reason, "a step was not computed; its sessions are lost");
+    // A worker opens the session again with the whole text, a few times.
     ApiError::new(
-        ErrorKind::Unavailable,
-        format!("the model did not compute this step: {reason}"),
+        ErrorKind::NotFound,
+        format!("the model did not compute this step, and the session is lost: {reason}"),
     )
     .with_code("engine_step_failed")
 }

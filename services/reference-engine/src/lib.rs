@@ -52,6 +52,6 @@ mod tests;
 
 pub use config::{EngineConfig, KvPoolConfig};
 pub use kernels::WeightFormat;
-pub use llama::{check_llama, is_gguf, llama_devices};
+pub use llama::{CPU, check_llama, is_gguf, llama_devices};
 pub use model::{ModelError, ModelFiles, ModelMemory, SHIPPED_MODEL};
 pub use service::{EngineHandle, EngineServer, start};

@@ -55,6 +55,9 @@ pub fn check_llama(source: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The name of the device where there is no accelerator.
+pub const CPU: &str = "the CPU";
+
 /// The names of the devices that compute a GGUF file.
 pub fn llama_devices() -> String {
     #[cfg(feature = "llama")]
@@ -62,7 +65,7 @@ pub fn llama_devices() -> String {
     #[cfg(not(feature = "llama"))]
     let names: Vec<String> = Vec::new();
     match names.is_empty() {
-        true => "the CPU".to_owned(),
+        true => CPU.to_owned(),
         false => names.join(", "),
     }
 }

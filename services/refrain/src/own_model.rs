@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_gateway::ModelConfig;
 use refrain_reference_engine::{
-    EngineConfig, ModelFiles, ModelMemory, WeightFormat, check_llama, is_gguf, llama_devices,
+    CPU, EngineConfig, ModelFiles, ModelMemory, WeightFormat, check_llama, is_gguf, llama_devices,
 };
 use refrain_tokenization::GgufHeader;
 
@@ -16,6 +16,8 @@ use crate::config::MeshFile;
 const THREADS_MAX: usize = 16;
 /// Size of a key's or value's element in llama.cpp, which has 16 bits.
 const KV_VALUE_BYTES: u64 = 2;
+/// Size of the logits of a token of the vocabulary, in all of llama.cpp's sequences.
+const LOGIT_ROWS_BYTES: u64 = 256 * 4;
 /// Fewest tokens of keys and values with which a model is of any use.
 const KV_TOKENS_MIN: u64 = 1_024;
 
@@ -70,7 +72,13 @@ impl OwnModelArgs {
         let drafter = drafter.map(|source| memory_of(source, engine.weights));
         let drafter = drafter.transpose().context("--draft-model")?;
         let context_max = self.context.unwrap_or(memory.max_context);
-        let plan = Plan::new(memory, drafter, available_bytes());
+        let devices = match is_gguf(&source) && engine.gpu_layers != Some(0) {
+            true => llama_devices(),
+            false => CPU.to_owned(),
+        };
+        // An accelerator has a memory of its own, of which llama.cpp says whether it suffices.
+        let available = available_bytes().filter(|_| devices == CPU);
+        let plan = Plan::new(memory, drafter, available);
         let kv_tokens = plan.kv_tokens(engine.kv_tokens_max)?;
         engine.kv_tokens_max = kv_tokens;
         let context = context_max
@@ -81,10 +89,6 @@ impl OwnModelArgs {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             engine.threads = cores.min(THREADS_MAX);
         }
-        let devices = match is_gguf(&source) {
-            true => llama_devices(),
-            false => "the CPU".to_owned(),
-        };
         engine.model = source.clone();
         engine.model_name = Some(name.clone());
         let said = format!(
@@ -118,8 +122,8 @@ fn memory_of(source: &str, format: WeightFormat) -> anyhow::Result<ModelMemory> 
     check_llama(source)?;
     let header = GgufHeader::from_path(source)?;
     Ok(ModelMemory {
-        // The file is mapped, so it is in memory once.
-        weights_bytes: header.file_bytes,
+        // The file is mapped, so it is in memory once. llama.cpp has logits for each of its sequences.
+        weights_bytes: header.file_bytes + u64::from(header.vocab_size) * LOGIT_ROWS_BYTES,
         files_bytes: 0,
         kv_bytes_per_token: header.cache_values_per_token() * KV_VALUE_BYTES,
         max_context: header.context_length.unwrap_or(u32::MAX),
@@ -135,9 +139,12 @@ fn source_of(argument: &str, folder: &Path) -> anyhow::Result<String> {
              config.json, tokenizer.json and model.safetensors"
         );
     }
-    let full = folder
-        .canonicalize()
-        .with_context(|| format!("{argument}: {shown} cannot be opened"))?;
+    let full = match folder.is_file() {
+        // A link has another name than its target, which may lie in a cache.
+        true => std::path::absolute(folder),
+        false => folder.canonicalize(),
+    };
+    let full = full.with_context(|| format!("{argument}: {shown} cannot be opened"))?;
     let full = full.into_os_string().into_string();
     full.map_err(|_| anyhow::anyhow!("{argument}: the path {shown} is no UTF-8"))
 }
@@ -174,8 +181,8 @@ impl Plan {
         let needed = self.weights_bytes + self.loading_bytes.max(2 * least);
         ensure!(
             needed <= available,
-            "--model: it needs {} of memory ({} of weights, and as much again as its files have while it loads), and {} \
-             are free; take a smaller model",
+            "--model: it needs {} of memory ({} of weights, and then what it takes to load them and for short texts), and \
+             {} are free; take a smaller model",
             gigabytes(needed),
             gigabytes(self.weights_bytes),
             gigabytes(available)

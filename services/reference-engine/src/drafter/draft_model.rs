@@ -6,7 +6,7 @@ use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 use refrain_tokenization::Tokenizer;
 
-use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates};
+use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates, TOP_K_MAX};
 use crate::backend::{Backend, BackendModel};
 use crate::config::EngineConfig;
 use crate::kernels::WeightFormat;
@@ -97,6 +97,7 @@ impl DraftNetwork for DraftModelNetwork {
             tokens: (0..architecture.vocab_size as TokenId).collect(),
             captured_layers: Vec::new(),
             hidden_width: 0,
+            top_k_max: TOP_K_MAX,
             kv: KvShape::of(architecture),
             backend: None,
             context_max: architecture.max_context,
@@ -156,6 +157,8 @@ impl DraftNetwork for BackendDraftNetwork {
             tokens: (0..self.vocab_size).collect(),
             captured_layers: Vec::new(),
             hidden_width: 0,
+            // Each branch of a draft would take a sequence.
+            top_k_max: 1,
             kv: KvShape::default(),
             backend: Some(self.backend.clone()),
             context_max: self.context_max,

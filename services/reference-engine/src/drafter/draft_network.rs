@@ -10,6 +10,9 @@ use crate::backend::Backend;
 use crate::model::Model;
 use crate::network::{Branch, DraftKv, KvShape, Logits};
 
+/// Maximum number of children per node that a caller may request of this crate's own networks.
+pub(crate) const TOP_K_MAX: u32 = 16;
+
 /// A network that guesses the next token after a text or after a node of a draft tree.
 pub(crate) trait DraftNetwork: Debug + Send {
     /// Returns the facts about the network, which never change.
@@ -40,6 +43,8 @@ pub(crate) struct NetworkProfile {
     pub(crate) captured_layers: Vec<usize>,
     /// Width of the hidden state that a row passes to its children. It is 0 if they read only keys and values.
     pub(crate) hidden_width: usize,
+    /// Maximum number of children per node.
+    pub(crate) top_k_max: u32,
     /// Shape of its KV cache.
     pub(crate) kv: KvShape,
     /// The place of its keys and values, if a backend has them.

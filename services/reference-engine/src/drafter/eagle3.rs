@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use refrain_protocol::engine::DrafterKind;
 
-use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates};
+use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates, TOP_K_MAX};
 use crate::kernels::rms_norm;
 use crate::model::Model;
 use crate::network::{Branch, DraftKv, KvShape, LayerExecutor, logit_rows};
@@ -80,6 +80,7 @@ impl DraftNetwork for Eagle3Network {
             tokens: self.head.tokens.clone(),
             captured_layers: shape.captured_layers.clone(),
             hidden_width: shape.architecture.hidden_size,
+            top_k_max: TOP_K_MAX,
             kv: KvShape::of(&shape.architecture),
             backend: None,
             context_max: usize::MAX,

@@ -53,9 +53,14 @@ impl DrafterStateShape {
         usize::from(self.states.is_some())
     }
 
+    /// Returns how many blocks all drafter KV caches hold, with `more`.
+    pub(crate) fn kv_blocks(&self, more: u64) -> u64 {
+        self.kv_blocks.load(Ordering::Relaxed) + more
+    }
+
     /// Returns how many floats all drafter KV caches hold, with `blocks` more blocks.
     pub(crate) fn kv_floats(&self, blocks: u64) -> u64 {
-        (self.kv_blocks.load(Ordering::Relaxed) + blocks) * self.kv.block_len() as u64
+        self.kv_blocks(blocks) * self.kv.block_len() as u64
     }
 
     /// Returns the number of positions whose states are held. A shared one counts once.

@@ -256,6 +256,9 @@ impl Sessions {
             return 0;
         }
         let kv = other.kv.prefix(len);
+        if kv.is_void() {
+            return 0;
+        }
         let state = other
             .drafter_state
             .as_ref()
@@ -305,10 +308,14 @@ impl Sessions {
     /// Returns the number of blocks in use. Drafter blocks, of which `draft_blocks` more are assumed, count by their
     /// size.
     fn used_blocks(&self, draft_blocks: u64) -> u64 {
+        let block_len = self.shape.block_len() as u64;
         let drafters = self.drafter_shape.as_ref().map_or(0, |shape| {
-            let floats = shape.kv_floats(draft_blocks);
-            // A backend has room of its own for them, and its blocks are empty.
-            floats.div_ceil(self.shape.block_len().max(1) as u64)
+            match shape.kv_floats(draft_blocks) {
+                // A backend's blocks are empty, and its room is counted in tokens.
+                0 => shape.kv_blocks(draft_blocks),
+                _ if block_len == 0 => shape.kv_blocks(draft_blocks),
+                floats => floats.div_ceil(block_len),
+            }
         });
         self.blocks.load(Ordering::Relaxed) + drafters
     }

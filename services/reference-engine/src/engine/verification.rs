@@ -60,6 +60,8 @@ pub(super) fn emit(
     session.form = slot;
     // After some tokens, a fault comes up again when the next one is asked for.
     if output.emitted.is_empty() {
+        // The draft ends with the step.
+        pass.accept(branch, &[], &mut session.kv);
         walked?;
     }
     session.text.extend_from_slice(&output.emitted);

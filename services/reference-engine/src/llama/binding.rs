@@ -117,19 +117,29 @@ impl Model {
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let model = self.0.as_ptr();
         // SAFETY: the model is alive.
-        let (has_state, has_encoder, is_diffusion) = unsafe {
+        let (has_state, has_encoder, is_diffusion, window) = unsafe {
             (
                 sys::llama_model_is_recurrent(model) || sys::llama_model_is_hybrid(model),
                 sys::llama_model_has_encoder(model),
                 sys::llama_model_is_diffusion(model),
+                sys::llama_model_n_swa(model),
             )
         };
-        match (has_state, has_encoder, is_diffusion) {
-            (true, _, _) => Some("its layers keep a state that cannot go back to an earlier token"),
-            (_, true, _) => Some("it has an encoder"),
-            (_, _, true) => Some("it does not write one token after the other"),
-            _ => None,
-        }
+        let faults = [
+            (
+                has_state,
+                "its layers keep a state that cannot go back to an earlier token",
+            ),
+            (has_encoder, "it has an encoder"),
+            (is_diffusion, "it does not write one token after the other"),
+            // llama.cpp overwrites tokens outside the window of one text that another text may still read.
+            (
+                window > 0,
+                "some of its layers forget tokens outside of a sliding window",
+            ),
+        ];
+        let fault = faults.into_iter().find(|(is_fault, _)| *is_fault);
+        fault.map(|(_, fault)| fault)
     }
 
     /// The tokens of a text, in which special tokens are not looked for.
@@ -200,29 +210,34 @@ impl Context {
         let context = unsafe {
             let mut params = sys::llama_context_default_params();
             params.n_ctx = sizes.tokens;
-            params.n_batch = sizes.rows;
+            // llama.cpp reserves a row for each sequence.
+            params.n_batch = sizes.rows.max(SEQUENCES_MAX);
             params.n_ubatch = sizes.rows.min(UBATCH_ROWS);
             params.n_seq_max = SEQUENCES_MAX;
             params.n_threads = threads;
             params.n_threads_batch = threads;
-            // Sequences share the tokens of a common beginning, and all layers keep all tokens.
+            // Sequences share the tokens of a common beginning.
             params.kv_unified = true;
-            params.swa_full = true;
             params.no_perf = true;
             sys::llama_init_from_model(model.0.as_ptr(), params)
         };
         let Some(context) = NonNull::new(context) else {
             bail!(
-                "llama.cpp has no room for {} tokens of keys and values; lower engine.kv_tokens_max",
+                "llama.cpp cannot compute this model with {} tokens of keys and values; its lines in the log say why, and \
+                 if it is the memory, lower engine.kv_tokens_max",
                 sizes.tokens
             );
         };
-        Ok(Context {
+        let context = Context {
             context,
             vocab_size: model.vocab_size() as usize,
             rows_max: sizes.rows as usize,
             _model: model,
-        })
+        };
+        if context.memory().is_null() {
+            bail!("this model keeps no keys and values, so it writes no texts");
+        }
+        Ok(context)
     }
 
     fn memory(&self) -> sys::llama_memory_t {
@@ -292,8 +307,11 @@ impl Memory for Context {
 
     fn drop_from(&mut self, sequence: SequenceId, from: usize) {
         // SAFETY: as above.
-        unsafe {
-            sys::llama_memory_seq_rm(self.memory(), sequence.cast_signed(), from as i32, -1);
+        let is_done = unsafe {
+            sys::llama_memory_seq_rm(self.memory(), sequence.cast_signed(), from as i32, -1)
+        };
+        if !is_done {
+            tracing::error!(sequence, from, "llama.cpp did not drop tokens of a text");
         }
     }
 }

@@ -120,9 +120,9 @@ impl Backend for LlamaBackend {
         self.0.lock().sequences.open()
     }
 
-    fn fork(&self, sequence: SequenceId) -> Option<SequenceId> {
+    fn fork(&self, sequence: SequenceId, len: usize) -> Option<SequenceId> {
         let parts = &mut *self.0.lock();
-        parts.sequences.fork(sequence, &mut parts.context)
+        parts.sequences.fork(sequence, len, &mut parts.context)
     }
 
     fn truncate(&self, sequence: SequenceId, len: usize) {

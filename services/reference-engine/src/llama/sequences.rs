@@ -68,10 +68,15 @@ impl Sequences {
         self.free.pop()
     }
 
-    /// Begins a sequence with the text of another one. `None`: all are in use.
-    pub(crate) fn fork(&mut self, of: SequenceId, memory: &mut dyn Memory) -> Option<SequenceId> {
+    /// Begins a sequence with up to `len` positions of the text of another one. `None`: all are in use.
+    pub(crate) fn fork(
+        &mut self,
+        of: SequenceId,
+        len: usize,
+        memory: &mut dyn Memory,
+    ) -> Option<SequenceId> {
         let new = self.open()?;
-        let len = self.states[of as usize].len;
+        let len = len.min(self.states[of as usize].len);
         memory.share(of, new, 0, len);
         self.states[new as usize].len = len;
         Some(new)
@@ -97,23 +102,23 @@ impl Sequences {
     /// Moves nodes of a sequence's draft, a path from the root, to its text. The rest of the draft stays until it is
     /// cut.
     pub(crate) fn accept(&mut self, id: SequenceId, nodes: &[usize], memory: &mut dyn Memory) {
+        let state = &mut self.states[id as usize];
+        let places = nodes
+            .iter()
+            .filter_map(|node| state.draft.get(*node).copied());
+        let places: Vec<Node> = places.collect();
         let mut is_own = true;
-        for node in nodes {
-            let Some(Node {
-                sequence, position, ..
-            }) = self.states[id as usize].draft.get(*node).copied()
-            else {
-                return;
-            };
-            if sequence != id {
-                if is_own {
+        // A path goes on with one sequence for a while, and never comes back to an earlier one.
+        for run in places.chunk_by(|one, next| one.sequence == next.sequence) {
+            let (from, end) = (run[0].position, run[run.len() - 1].position + 1);
+            if run[0].sequence != id {
+                if std::mem::take(&mut is_own) {
                     // The other nodes at these positions are those of a branch that was not accepted.
-                    memory.drop_from(id, position);
-                    is_own = false;
+                    memory.drop_from(id, from);
                 }
-                memory.share(sequence, id, position, position + 1);
+                memory.share(run[0].sequence, id, from, end);
             }
-            self.states[id as usize].len = position + 1;
+            state.len = end;
         }
     }
 

@@ -134,6 +134,12 @@ impl KvCache {
         }
     }
 
+    /// Whether a backend has no sequence left for it, so that it holds nothing.
+    pub(crate) fn is_void(&self) -> bool {
+        let sequence = self.sequence.as_ref();
+        sequence.is_some_and(|sequence| sequence.id().is_none())
+    }
+
     /// The place of the keys and values, if a backend has them.
     pub(crate) fn sequence(&self) -> Option<&BackendSequence> {
         self.sequence.as_ref()
@@ -164,7 +170,13 @@ impl KvCache {
 
     /// Returns a cache of the first `len` positions. It shares the blocks of this one.
     pub(crate) fn prefix(&self, len: usize) -> KvCache {
-        let mut prefix = self.clone();
+        let mut prefix = KvCache {
+            shape: self.shape,
+            blocks: self.blocks.clone(),
+            len: self.len,
+            count: self.count.clone(),
+            sequence: self.sequence.as_ref().map(|sequence| sequence.prefix(len)),
+        };
         prefix.truncate(len);
         prefix
     }
@@ -202,6 +214,10 @@ impl KvCache {
 
     /// Makes room for `len` positions. The content of new positions is arbitrary until it is written.
     pub(crate) fn grow(&mut self, len: usize) {
+        if self.sequence.is_some() && len > self.len && !self.len.is_multiple_of(BLOCK_TOKENS) {
+            // Nothing is written here, which would make a shared block this cache's own and count it.
+            self.blocks.last_mut().map(Arc::make_mut);
+        }
         while self.blocks.len() < len.div_ceil(BLOCK_TOKENS) {
             self.blocks.push(Arc::new(CountedBlock::new(
                 self.shape.block_len(),

@@ -25,7 +25,7 @@ use crate::config::EngineConfig;
 use crate::drafter::{DraftNetwork, backend_network, open_network};
 use crate::engine::{EngineCore, LoadedModel};
 use crate::llama;
-use crate::model::{Model, ModelFiles};
+use crate::model::{HEAD_AUTO, HEAD_OFF, Model, ModelFiles};
 use crate::pool::KvPool;
 
 /// A handle of a running engine, which is cheap to clone. The engine's thread ends after [`EngineHandle::shutdown`],
@@ -71,8 +71,16 @@ impl EngineHandle {
         let draft_model = draft_model.map(|source| llama::load(source, config));
         let draft_model = draft_model.transpose()?.flatten();
         let mut config = config.clone();
+        if let Some(drafter) = &draft_model {
+            config.max_sessions = config.max_sessions.min(drafter.sessions_max);
+        }
         let (model, name, tokenizer) = match llama::load(&config.model, &config)? {
             Some(model) => {
+                anyhow::ensure!(
+                    [HEAD_AUTO, HEAD_OFF].contains(&config.eagle3.as_str()),
+                    "engine.eagle3: a head cannot read the states of {}; leave it out",
+                    config.model
+                );
                 anyhow::ensure!(
                     config.kv_pool.memory_bytes_max == 0,
                     "engine.kv_pool: {} has keys and values of its own; leave this section out",

@@ -53,16 +53,18 @@ impl Cells {
     fn compute(&mut self, rows: &[Row]) {
         let mut sets: BTreeMap<SequenceId, BTreeSet<SequenceId>> = BTreeMap::new();
         let mut ends: BTreeMap<SequenceId, usize> = BTreeMap::new();
+        let held = |id: SequenceId| {
+            let cells = self.0.iter();
+            cells.filter(|cell| cell.sequences.contains(&id)).count()
+        };
         for row in rows {
             let set: BTreeSet<SequenceId> = row.sequences.iter().copied().collect();
             assert_eq!(set.len(), row.sequences.len());
+            // Sequences with a common token must have been equally long.
+            let lengths: BTreeSet<usize> = set.iter().map(|id| held(*id)).collect();
+            assert_eq!(lengths.len(), 1);
             for id in &set {
-                let held = self
-                    .0
-                    .iter()
-                    .filter(|cell| cell.sequences.contains(id))
-                    .count();
-                let end = ends.entry(*id).or_insert(held);
+                let end = ends.entry(*id).or_insert_with(|| held(*id));
                 assert_eq!(
                     row.position, *end,
                     "the positions of a sequence are not consecutive"
@@ -139,7 +141,9 @@ fn every_token_reads_its_own_text_and_path_only() {
                 (!texts.is_empty() && random.below(2) == 0).then(|| random.below(texts.len()));
             let text = match parent {
                 Some(parent) => Text {
-                    id: sequences.fork(texts[parent].id, &mut cells).unwrap(),
+                    id: sequences
+                        .fork(texts[parent].id, usize::MAX, &mut cells)
+                        .unwrap(),
                     tokens: texts[parent].tokens.clone(),
                 },
                 None => Text {
