@@ -9,8 +9,7 @@ use anyhow::ensure;
 use parking_lot::Mutex;
 use refrain_tokenization::{ModelFiles, Tokenizer};
 
-use super::binding::{Context, ContextSizes, Model, SEQUENCES_MAX};
-use super::llama_devices;
+use super::binding::{Context, ContextSizes, Model, SEQUENCES_MAX, accelerators};
 use super::sequences::Sequences;
 use crate::backend::{Backend, BackendModel, BackendPart, SequenceId};
 use crate::config::EngineConfig;
@@ -47,7 +46,7 @@ pub(super) fn load(path: &str, config: &EngineConfig) -> anyhow::Result<BackendM
     let context = Context::new(Arc::new(model), sizes)?;
     tracing::info!(
         model = path,
-        devices = llama_devices(),
+        accelerators = accelerators().join(", "),
         threads = config.threads,
         kv_tokens = room,
         seconds = started.elapsed().as_secs_f64(),
