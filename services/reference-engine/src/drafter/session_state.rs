@@ -84,10 +84,7 @@ impl DrafterState {
     pub(crate) fn new(shape: &DrafterStateShape) -> Self {
         DrafterState {
             first_position: 0,
-            kv: match &shape.backend {
-                Some(backend) => KvCache::of_backend(backend.clone(), shape.kv_blocks.clone()),
-                None => KvCache::new(shape.kv, shape.kv_blocks.clone()),
-            },
+            kv: KvCache::in_backend(shape.backend.as_ref(), shape.kv, shape.kv_blocks.clone()),
             states: shape.states.clone().map(CapturedStates::new),
             shape: shape.clone(),
         }

@@ -142,10 +142,7 @@ impl Sessions {
             sampling: spec.sampling,
             prompt_len: spec.prompt_len as usize,
             text: Vec::new(),
-            kv: match &self.backend {
-                Some(backend) => KvCache::of_backend(backend.clone(), self.blocks.clone()),
-                None => KvCache::new(self.shape, self.blocks.clone()),
-            },
+            kv: KvCache::in_backend(self.backend.as_ref(), self.shape, self.blocks.clone()),
             drafter_state: self
                 .drafter_shape
                 .as_ref()
@@ -310,11 +307,11 @@ impl Sessions {
     fn used_blocks(&self, draft_blocks: u64) -> u64 {
         let block_len = self.shape.block_len() as u64;
         let drafters = self.drafter_shape.as_ref().map_or(0, |shape| {
-            match shape.kv_floats(draft_blocks) {
-                // A backend's blocks are empty, and its room is counted in tokens.
-                0 => shape.kv_blocks(draft_blocks),
-                _ if block_len == 0 => shape.kv_blocks(draft_blocks),
-                floats => floats.div_ceil(block_len),
+            let floats = shape.kv_floats(draft_blocks);
+            // A backend's blocks are empty, and its room is counted in tokens.
+            match floats == 0 || block_len == 0 {
+                true => shape.kv_blocks(draft_blocks),
+                false => floats.div_ceil(block_len),
             }
         });
         self.blocks.load(Ordering::Relaxed) + drafters

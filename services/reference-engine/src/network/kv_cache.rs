@@ -126,11 +126,18 @@ impl KvCache {
         }
     }
 
-    /// Creates a cache whose keys and values a backend has.
-    pub(crate) fn of_backend(backend: Arc<dyn Backend>, count: BlockCount) -> Self {
-        KvCache {
-            sequence: Some(BackendSequence::new(backend)),
-            ..KvCache::new(KvShape::default(), count)
+    /// Creates a cache whose keys and values a backend has, if there is one, or else its blocks.
+    pub(crate) fn in_backend(
+        backend: Option<&Arc<dyn Backend>>,
+        shape: KvShape,
+        count: BlockCount,
+    ) -> Self {
+        match backend {
+            Some(backend) => KvCache {
+                sequence: Some(BackendSequence::new(backend.clone())),
+                ..KvCache::new(KvShape::default(), count)
+            },
+            None => KvCache::new(shape, count),
         }
     }
 
