@@ -35,6 +35,7 @@ mod retries;
 mod rollouts;
 mod routes;
 mod sealing;
+mod several_engines;
 mod side_channels;
 mod stopped;
 mod store_import;

@@ -194,6 +194,28 @@ def leave(table, gguf):
     table.row(NAME, "a client that leaves", emitted < 1000 and time.monotonic() < until, f"{emitted:.0f} of 2000 tokens")
 
 
+def windows(table, options):
+    """Checks a model whose layers see sliding windows of 32 tokens, with texts that share beginnings and are cut."""
+    gguf = Mesh(options, "windows", options.work / "windows.gguf")
+    server = Server(options, "windows", gguf=options.work / "windows.gguf")
+    server.start()
+    logged = {"logprobs": True, "top_logprobs": 2}
+    # All begin alike for between a tenth of the text and all of it, and the model goes on far beyond its window.
+    long = [question(number % 7) for number in range(8)]
+    texts = ["\n".join([*long[: 1 + number % 8], question(number)]) for number in range(48)]
+    wanted = [server.ask(text, cache_prompt=False, **logged) for text in texts]
+    # With drafts, eight at once, in both tenants; and once more, when all texts and beginnings are kept.
+    for turn in ("first", "again"):
+        with ThreadPoolExecutor(8) as pool:
+            asked = pool.map(lambda n: gguf.ask(texts[n], key=("one", "two")[n % 2], **logged), range(len(texts)))
+            found = list(asked)
+        cached = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in found)
+        judge(table, f"windows, {turn}", list(zip(found, wanted)),
+              f"; {cached} tokens cached, {sum(len(tokens(answer)) for answer in found)} in {sum(map(steps, found))} steps")
+    server.kill()
+    gguf.process.stop()
+
+
 def memory(table, gguf, requests):
     """Checks that the memory does not grow with the requests."""
     def ask(count):
@@ -209,10 +231,10 @@ def memory(table, gguf, requests):
 class Server(LlamaCpp):
     """A llama-server, asked with the texts of Refrain's prompts."""
 
-    def __init__(self, options, name, more=()):
+    def __init__(self, options, name, more=(), gguf=None):
         super().__init__(options.work, free_port(), options.model)
         self.kind, self.more = f"llama-server {name}", list(more)
-        self.gguf = options.gguf
+        self.gguf = gguf or options.gguf
 
     def arguments(self):
         arguments = super().arguments()
@@ -276,7 +298,7 @@ def main():
     parser.add_argument("--requests", type=int, default=1000, help="of the check of the memory")
     parser.add_argument("--race", type=int, default=12, help="questions of a round")
     parser.add_argument("--race-tokens", type=int, default=TOKENS)
-    parser.add_argument("--only", choices=("checks", "memory", "race"))
+    parser.add_argument("--only", choices=("checks", "windows", "memory", "race"))
     options = parser.parse_args()
     for old in options.work.glob("gguf-*-data"):
         for path in sorted(old.rglob("*"), reverse=True):
@@ -295,6 +317,8 @@ def main():
               f"; {sum(len(tokens(answer)) for answer, _ in answers)} tokens in {sum(steps(answer) for answer, _ in answers)} steps")
         drafted.process.stop()
         gguf.process.stop()
+    if options.only in (None, "windows"):
+        windows(table, options)
     if options.only in (None, "memory"):
         gguf = Mesh(options, "memory", shipped)
         memory(table, gguf, options.requests)

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
-use refrain::config::{MeshFile, Role};
+use refrain::config::MeshFile;
+use refrain::role::Role;
 use refrain::roles::Process;
 use refrain_service_kit::mesh::MeshConfig;
 use tempfile::TempDir;

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use refrain::config::{MeshFile, Role};
+use refrain::config::MeshFile;
+use refrain::role::Role;
 use refrain::roles::Process;
 use tempfile::TempDir;
 

@@ -17,6 +17,9 @@ use refrain_worker::WorkerConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::role::Role;
+use crate::up_engines::{UpEngine, add_models, engine_faults};
+
 /// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`. Those that others
 /// read are no settings.
 const ENV_RULE: EnvRule = EnvRule {
@@ -58,6 +61,8 @@ pub struct MeshFile {
     pub draft_store: DraftStoreConfig,
     /// The reference engine.
     pub engine: EngineConfig,
+    /// Several engines of `refrain up`, in place of `engine`, `worker.engine` and `urls.engine`.
+    pub engines: Vec<UpEngine>,
     /// How long a stopping process lets requests run before it cuts them off.
     pub drain_grace_ms: u64,
 }
@@ -73,6 +78,7 @@ impl Default for MeshFile {
             worker: WorkerConfig::default(),
             draft_store: DraftStoreConfig::default(),
             engine: EngineConfig::default(),
+            engines: Vec::new(),
             drain_grace_ms: 30_000,
         }
     }
@@ -112,55 +118,6 @@ pub(crate) fn shipped_model() -> ModelConfig {
         id: "refrain-tiny".into(),
         files: SHIPPED_MODEL.into(),
         ..ModelConfig::default()
-    }
-}
-
-/// The services that a process runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// All of them, in one process.
-    Up,
-    /// The OpenAI-compatible gateway.
-    Gateway,
-    /// The scheduler, which grants leases.
-    Scheduler,
-    /// A worker, which decodes on one engine.
-    Worker,
-    /// The draft store, which keeps outputs.
-    DraftStore,
-    /// The CPU engine that ships with Refrain.
-    ReferenceEngine,
-}
-
-impl Role {
-    /// All of them.
-    pub(crate) const ALL: [Role; 6] = [
-        Role::Up,
-        Role::Gateway,
-        Role::Scheduler,
-        Role::Worker,
-        Role::DraftStore,
-        Role::ReferenceEngine,
-    ];
-
-    /// The command that starts it.
-    pub(crate) fn command(self) -> &'static str {
-        match self {
-            Role::Up => "up",
-            role => role.name(),
-        }
-    }
-
-    /// The role's name in logs and in traces.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::Up => "refrain",
-            Role::Gateway => "gateway",
-            Role::Scheduler => "scheduler",
-            Role::Worker => "worker",
-            Role::DraftStore => "draft-store",
-            Role::ReferenceEngine => "reference-engine",
-        }
     }
 }
 
@@ -276,6 +233,7 @@ impl MeshFile {
                 })
             }));
         }
+        add_models(&self.engines, &mut self.gateway.models);
         if self.gateway.models.is_empty() {
             self.gateway.models = vec![shipped_model()];
         }
@@ -358,6 +316,11 @@ impl MeshFile {
         let mut filled = self.clone();
         if is_up {
             filled.fill_in_for_up();
+            faults.extend(engine_faults(
+                &self.engines,
+                &self.worker,
+                &self.urls.engine,
+            ));
         }
         if matches!(role, Role::Up | Role::Gateway) {
             faults.extend(within("gateway", filled.gateway.faults()));

@@ -11,7 +11,8 @@ use refrain_service_kit::mesh::MeshConfig;
 use reqwest::Identity;
 
 use crate::command;
-use crate::config::{MeshFile, Role};
+use crate::config::MeshFile;
+use crate::role::Role;
 
 /// Arguments of `refrain health`.
 #[derive(Args)]

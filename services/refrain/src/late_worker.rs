@@ -17,7 +17,6 @@ use refrain_worker::{
 };
 use tokio::task::JoinHandle;
 
-use crate::config::MeshFile;
 use crate::model_files::{expected_model, model_files};
 
 /// How long the start of a process waits for its engine. After that the process listens without it.
@@ -48,9 +47,11 @@ impl EngineConnector {
     ///
     /// # Errors
     /// The files of its model cannot be used.
-    pub(crate) fn new(file: &MeshFile, client: &MeshClient) -> anyhow::Result<Self> {
-        let config = &file.worker.engine;
-        let url = file.urls.engine.clone();
+    pub(crate) fn new(
+        config: &EngineConfig,
+        url: String,
+        client: &MeshClient,
+    ) -> anyhow::Result<Self> {
         if config.is_external() {
             let kind = ConnectorKind::ThirdParty(config.clone().into(), expected_model(config)?);
             return Ok(EngineConnector { url, kind });

@@ -1,8 +1,10 @@
 //! Services in one process: the same traits as over HTTP, by plain calls.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::RwLock;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
@@ -72,24 +74,23 @@ impl VerifyingEngine for LocalEngine {
     }
 }
 
-/// The only worker of a process: it serves every lease, whatever URL the lease names. It may start later.
+/// The workers of a process, by the URLs in their leases. They may start later.
 #[derive(Clone, Default)]
 pub(crate) struct LocalWorkers {
-    worker: Arc<OnceLock<Arc<dyn Worker>>>,
+    workers: Arc<RwLock<HashMap<String, Arc<dyn Worker>>>>,
 }
 
 impl LocalWorkers {
-    /// Sends every lease to `worker`.
-    pub(crate) fn set(&self, worker: WorkerHandle) {
-        // It is set once: a process has one worker.
-        let _ = self.worker.set(Arc::new(worker));
+    /// Sends the leases that name `url` to `worker`.
+    pub(crate) fn add(&self, url: String, worker: WorkerHandle) {
+        self.workers.write().insert(url, Arc::new(worker));
     }
 }
 
 impl Workers for LocalWorkers {
-    fn at(&self, _url: &str) -> Arc<dyn Worker> {
-        let worker = self.worker.get();
-        worker.cloned().unwrap_or_else(|| Arc::new(NotStarted))
+    fn at(&self, url: &str) -> Arc<dyn Worker> {
+        let worker = self.workers.read().get(url).cloned();
+        worker.unwrap_or_else(|| Arc::new(NotStarted))
     }
 }
 

@@ -2,10 +2,11 @@
 
 use clap::{Parser, Subcommand};
 use refrain::chat::{self, ChatArgs};
-use refrain::config::{Role, dev_keys};
+use refrain::config::dev_keys;
 use refrain::health::{self, HealthArgs};
 use refrain::mesh_roles::{self, MeshArgs};
 use refrain::record::{self, RecordArgs};
+use refrain::role::Role;
 use refrain::serve::{self, ServiceArgs, UpArgs};
 use refrain::store::{self, StoreArgs};
 use refrain::tenants::{self, KeysArgs, TenantsArgs};

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{CredentialIssuer, MeshRole, RoleCredential};
 
-use crate::config::Role;
+use crate::role::Role;
 
 /// Seconds of a day.
 const DAY_S: u64 = 86_400;

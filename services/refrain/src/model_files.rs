@@ -36,7 +36,7 @@ pub(crate) fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
 }
 
 /// How the names of models in the binary begin.
-const BUILTIN: &str = "builtin:";
+pub(crate) const BUILTIN: &str = "builtin:";
 
 #[cfg(test)]
 mod tests {

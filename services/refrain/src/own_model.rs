@@ -1,16 +1,17 @@
-//! `refrain up --model`: the caller's own model on the engine of this process.
+//! `refrain up --model`: the caller's own models on engines of this process, which share its memory.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use refrain_gateway::ModelConfig;
 use refrain_reference_engine::{
     CPU, EngineConfig, ModelFiles, ModelMemory, WeightFormat, check_llama, is_gguf, llama_devices,
 };
 use refrain_tokenization::GgufHeader;
 
 use crate::config::MeshFile;
+use crate::model_files::BUILTIN;
+use crate::up_engines::UpEngine;
 
 /// Most threads that share the products of a step: beyond so many, waiting for each other takes longer than it saves.
 const THREADS_MAX: usize = 16;
@@ -25,10 +26,10 @@ const KV_TOKENS_MIN: u64 = 1_024;
 #[derive(Args)]
 pub(crate) struct OwnModelArgs {
     /// Serve this model in place of the built-in one: a GGUF file, which llama.cpp computes, or a folder in Hugging
-    /// Face's layout with a small Llama, Qwen2 or Qwen3 network, which runs on the CPU.
+    /// Face's layout with a small Llama, Qwen2 or Qwen3 network, which runs on the CPU. Repeat it for several models.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["cluster", "adopt"])]
-    model: Option<PathBuf>,
-    /// Longest text of that model, tokens [default: what the model and the memory allow].
+    model: Vec<PathBuf>,
+    /// Longest text of these models, tokens [default: what the model and the memory allow].
     #[arg(long, value_name = "TOKENS", requires = "model", value_parser = clap::value_parser!(u32).range(16..))]
     context: Option<u32>,
     /// A smaller model of the same tokenizer, of either kind, which drafts where nothing is remembered.
@@ -37,76 +38,115 @@ pub(crate) struct OwnModelArgs {
 }
 
 impl OwnModelArgs {
-    /// Has the mesh serve the model, if one is named. Returns what is said of it while it loads.
+    /// Has the mesh serve these models, and divides the memory among all that run in this process. Returns what is
+    /// said of them while they load.
     ///
     /// # Errors
     /// A folder without a model, a network that the engine does not compute, or too little memory.
-    pub(crate) fn apply(&self, file: &mut MeshFile) -> anyhow::Result<Option<String>> {
-        let Some(folder) = &self.model else {
-            return Ok(None);
-        };
+    pub(crate) fn apply(&self, file: &mut MeshFile) -> anyhow::Result<Vec<String>> {
+        if !self.model.is_empty() {
+            self.add(file)?;
+        }
+        divide_memory(&mut file.engines, &mut file.engine)
+    }
+
+    fn add(&self, file: &mut MeshFile) -> anyhow::Result<()> {
         ensure!(
-            !file.worker.engine.is_external(),
-            "--model: leave out [worker.engine] of the configuration, which names an engine elsewhere"
+            !file.worker.engine.is_external() && file.engines.is_empty(),
+            "--model: leave out [worker.engine] and [[engines]] of the configuration, which name other engines"
         );
         ensure!(
             file.gateway.models.is_empty(),
             "--model: leave out [[gateway.models]] of the configuration, or name the folder there and in engine.model"
         );
-        let source = source_of("--model", folder)?;
-        let name = match is_gguf(&source) {
-            true => Path::new(&source).file_stem(),
-            false => Path::new(&source).file_name(),
-        };
-        let name = name.unwrap_or("model".as_ref());
-        let name = name.to_string_lossy().into_owned();
-        let (engine, default) = (&mut file.engine, EngineConfig::default());
+        ensure!(
+            self.draft_model.is_none() || self.model.len() == 1,
+            "--draft-model: name one --model, or give each of [[engines]] in a configuration file its draft_model"
+        );
         // All bits are the same in both formats, and this one halves what a step reads.
-        engine.weights = WeightFormat::Bf16;
-        let memory = memory_of(&source, engine.weights).context("--model")?;
+        file.engine.weights = WeightFormat::Bf16;
         let draft_model = self.draft_model.as_ref();
-        engine.draft_model = draft_model
-            .map(|folder| source_of("--draft-model", folder))
-            .transpose()?;
-        let drafter = engine.draft_model.as_ref();
-        let drafter = drafter.map(|source| memory_of(source, engine.weights));
-        let drafter = drafter.transpose().context("--draft-model")?;
-        let context_max = self.context.unwrap_or(memory.max_context);
-        let devices = match is_gguf(&source) && engine.gpu_layers != Some(0) {
+        let draft_model = draft_model.map(|path| source_of("--draft-model", path));
+        let draft_model = draft_model.transpose()?;
+        for path in &self.model {
+            let engine = UpEngine {
+                files: source_of("--model", path)?,
+                draft_model: draft_model.clone(),
+                max_context: self.context,
+                ..UpEngine::default()
+            };
+            let same = file.engines.iter().find(|of| of.name() == engine.name());
+            if let Some(same) = same {
+                bail!(
+                    "--model: {} and {} have the same name; name them in [[engines]] of a configuration file",
+                    same.files,
+                    engine.files
+                );
+            }
+            file.engines.push(engine);
+        }
+        Ok(())
+    }
+}
+
+/// Sets the lengths of texts and the keys and values of the engines in this process. Returns what is said of each
+/// while it loads.
+fn divide_memory(
+    engines: &mut [UpEngine],
+    common: &mut EngineConfig,
+) -> anyhow::Result<Vec<String>> {
+    let is_own = |engine: &UpEngine| engine.is_here() && !engine.files.starts_with(BUILTIN);
+    let mut models = Vec::new();
+    for engine in engines.iter_mut().filter(|of| is_own(of)) {
+        let model = memory_of(&engine.files, common.weights)
+            .with_context(|| format!("the model {}", engine.name()))?;
+        let draft_model = engine.draft_model.as_ref();
+        let draft_model = draft_model.map(|source| memory_of(source, common.weights));
+        let draft_model = draft_model.transpose().context("its draft model")?;
+        let is_on_device = is_gguf(&engine.files) && common.gpu_layers != Some(0);
+        let devices = match is_on_device {
             true => llama_devices(),
             false => CPU.to_owned(),
         };
-        // An accelerator has a memory of its own, of which llama.cpp says whether it suffices.
-        let available = available_bytes().filter(|_| devices == CPU);
-        let plan = Plan::new(memory, drafter, available);
-        let kv_tokens = plan.kv_tokens(engine.kv_tokens_max)?;
-        engine.kv_tokens_max = kv_tokens;
-        let context = context_max
-            .min(memory.max_context)
-            .min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
-        engine.max_context = Some(context);
-        if engine.threads == default.threads {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            engine.threads = cores.min(THREADS_MAX);
-        }
-        engine.model = source.clone();
-        engine.model_name = Some(name.clone());
-        let said = format!(
-            "Loading {name}: {} of weights on {}, {} threads, {kv_tokens} tokens of keys and values ({}), texts of up to \
-             {context} tokens",
-            gigabytes(plan.weights_bytes),
+        models.push((
+            engine,
+            Needs::new(model, draft_model),
+            model.max_context,
             devices,
-            engine.threads,
-            gigabytes(kv_tokens * plan.kv_bytes_per_token),
-        );
-        file.gateway.models = vec![ModelConfig {
-            id: name,
-            files: source,
-            max_context: Some(context),
-            ..ModelConfig::default()
-        }];
-        Ok(Some(said))
+        ));
     }
+    if models.is_empty() {
+        return Ok(Vec::new());
+    }
+    if common.threads == EngineConfig::default().threads {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        common.threads = cores.min(THREADS_MAX);
+    }
+    // An accelerator has a memory of its own, of which llama.cpp says whether it suffices.
+    let needs = models.iter().filter(|(.., devices)| devices == CPU);
+    let needs: Vec<Needs> = needs.map(|(_, needs, ..)| *needs).collect();
+    let plan = Plan::new(&needs, available_bytes())?;
+    let mut said = Vec::new();
+    for (engine, needs, model_max, devices) in models {
+        let most = engine.kv_tokens_max.unwrap_or(common.kv_tokens_max);
+        let kv_tokens = match devices == CPU {
+            true => plan.kv_tokens(&needs, most),
+            false => most,
+        };
+        let context = engine.max_context.unwrap_or(model_max).min(model_max);
+        let context = context.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
+        engine.kv_tokens_max = Some(kv_tokens);
+        engine.max_context = Some(context);
+        said.push(format!(
+            "Loading {}: {} of weights on {devices}, {} threads, {kv_tokens} tokens of keys and values ({}), texts of \
+             up to {context} tokens",
+            engine.name(),
+            gigabytes(needs.weights_bytes),
+            common.threads,
+            gigabytes(kv_tokens * needs.kv_bytes_per_token),
+        ));
+    }
+    Ok(said)
 }
 
 /// The memory that a model takes.
@@ -149,46 +189,72 @@ fn source_of(argument: &str, folder: &Path) -> anyhow::Result<String> {
     full.map_err(|_| anyhow::anyhow!("{argument}: the path {shown} is no UTF-8"))
 }
 
-/// How the memory of this machine is divided.
-struct Plan {
+/// The memory that an engine takes.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
     weights_bytes: u64,
+    /// Bytes beside the weights, while they are loaded.
     loading_bytes: u64,
     kv_bytes_per_token: u64,
-    /// `None`: it is not known.
-    available_bytes: Option<u64>,
+}
+
+impl Needs {
+    fn new(model: ModelMemory, draft_model: Option<ModelMemory>) -> Self {
+        let all = [Some(model), draft_model];
+        let sum = |of: fn(&ModelMemory) -> u64| all.iter().flatten().map(of).sum::<u64>();
+        Needs {
+            weights_bytes: sum(|of| of.weights_bytes),
+            // One model is loaded after the other.
+            loading_bytes: all
+                .iter()
+                .flatten()
+                .map(|of| of.files_bytes)
+                .max()
+                .unwrap_or(0),
+            kv_bytes_per_token: sum(|of| of.kv_bytes_per_token),
+        }
+    }
+}
+
+/// How the memory of this machine is divided among engines.
+#[derive(Debug)]
+struct Plan {
+    /// For the keys and values of each engine; `None`: it is not known.
+    kv_bytes: Option<u64>,
 }
 
 impl Plan {
-    fn new(model: ModelMemory, drafter: Option<ModelMemory>, available_bytes: Option<u64>) -> Self {
-        let all = [Some(model), drafter];
-        let sum = |of: fn(&ModelMemory) -> u64| all.iter().flatten().map(of).sum::<u64>();
-        let files = all.iter().flatten().map(|of| of.files_bytes).max();
-        Plan {
-            weights_bytes: sum(|of| of.weights_bytes),
-            // One model is loaded after the other.
-            loading_bytes: files.unwrap_or(0),
-            kv_bytes_per_token: sum(|of| of.kv_bytes_per_token),
-            available_bytes,
-        }
-    }
-
-    /// Tokens of keys and values, at most `most`: they get half of what the weights leave.
-    fn kv_tokens(&self, most: u64) -> anyhow::Result<u64> {
-        let Some(available) = self.available_bytes else {
-            return Ok(most);
+    /// Each engine gets an equal part of half of what all weights leave.
+    fn new(engines: &[Needs], available_bytes: Option<u64>) -> anyhow::Result<Self> {
+        let Some(available) = available_bytes.filter(|_| !engines.is_empty()) else {
+            return Ok(Plan { kv_bytes: None });
         };
-        let least = KV_TOKENS_MIN * self.kv_bytes_per_token;
-        let needed = self.weights_bytes + self.loading_bytes.max(2 * least);
+        let count = engines.len() as u64;
+        let weights: u64 = engines.iter().map(|of| of.weights_bytes).sum();
+        let loading = engines.iter().map(|of| of.loading_bytes).max();
+        let least = engines
+            .iter()
+            .map(|of| KV_TOKENS_MIN * of.kv_bytes_per_token);
+        let short_texts = 2 * count * least.max().unwrap_or(0);
+        let needed = weights + loading.unwrap_or(0).max(short_texts);
         ensure!(
             needed <= available,
-            "--model: it needs {} of memory ({} of weights, and then what it takes to load them and for short texts), and \
-             {} are free; take a smaller model",
+            "the models need {} of memory ({} of weights, and then what it takes to load them and for short texts), and \
+             {} are free; take fewer or smaller models",
             gigabytes(needed),
-            gigabytes(self.weights_bytes),
+            gigabytes(weights),
             gigabytes(available)
         );
-        let left = (available - self.weights_bytes) / 2;
-        Ok(most.min(left / self.kv_bytes_per_token.max(1)))
+        let kv_bytes = (available - weights) / 2 / count;
+        Ok(Plan {
+            kv_bytes: Some(kv_bytes),
+        })
+    }
+
+    /// Tokens of keys and values of an engine, at most `most`.
+    fn kv_tokens(&self, engine: &Needs, most: u64) -> u64 {
+        let room = |bytes: u64| bytes / engine.kv_bytes_per_token.max(1);
+        self.kv_bytes.map_or(most, |bytes| most.min(room(bytes)))
     }
 }
 
@@ -211,6 +277,8 @@ fn gigabytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use refrain_gateway::ModelConfig;
+
     use super::*;
 
     fn model(weights_gb: u64, kv_bytes_per_token: u64) -> ModelMemory {
@@ -224,27 +292,30 @@ mod tests {
 
     #[test]
     fn keys_and_values_get_half_of_what_the_weights_leave() {
-        let plan = |available| Plan::new(model(1, 100_000), None, Some(available));
-        assert_eq!(plan(100_000_000_000).kv_tokens(65_536).unwrap(), 65_536);
-        assert_eq!(plan(3_000_000_000).kv_tokens(65_536).unwrap(), 10_000);
-        let fault = plan(1_900_000_000).kv_tokens(65_536).unwrap_err();
-        assert!(fault.to_string().contains("needs 2.0 GB"), "{fault}");
-        let unknown = Plan::new(model(1, 100_000), None, None);
-        assert_eq!(unknown.kv_tokens(65_536).unwrap(), 65_536);
+        let one = Needs::new(model(1, 100_000), None);
+        let tokens = |engines: &[Needs], available| {
+            let plan = Plan::new(engines, Some(available)).unwrap();
+            plan.kv_tokens(&one, 65_536)
+        };
+        assert_eq!(tokens(&[one], 100_000_000_000), 65_536);
+        assert_eq!(tokens(&[one], 3_000_000_000), 10_000);
+        assert_eq!(tokens(&[one, one], 6_000_000_000), 10_000);
+        let fault = Plan::new(&[one], Some(1_900_000_000)).unwrap_err();
+        assert!(fault.to_string().contains("need 2.0 GB"), "{fault}");
+        assert!(Plan::new(&[one, one], Some(2_900_000_000)).is_err());
+        let unknown = Plan::new(&[one], None).unwrap();
+        assert_eq!(unknown.kv_tokens(&one, 65_536), 65_536);
     }
 
     #[test]
     fn a_draft_model_counts() {
-        let plan = Plan::new(
-            model(2, 100_000),
-            Some(model(1, 50_000)),
-            Some(6_000_000_000),
-        );
+        let both = Needs::new(model(2, 100_000), Some(model(1, 50_000)));
         assert_eq!(
-            (plan.weights_bytes, plan.loading_bytes),
+            (both.weights_bytes, both.loading_bytes),
             (3_000_000_000, 2_000_000_000)
         );
-        assert_eq!(plan.kv_tokens(65_536).unwrap(), 10_000);
+        let plan = Plan::new(&[both], Some(6_000_000_000)).unwrap();
+        assert_eq!(plan.kv_tokens(&both, 65_536), 10_000);
     }
 
     #[test]
@@ -254,7 +325,7 @@ mod tests {
         std::fs::write(&file, "GGUF").unwrap();
         let apply = |model: PathBuf| {
             let args = OwnModelArgs {
-                model: Some(model),
+                model: vec![model],
                 context: None,
                 draft_model: None,
             };
@@ -268,7 +339,7 @@ mod tests {
         assert!(apply(folder.path().join("absent")).contains("cannot be opened"));
         assert!(apply(folder.path().to_owned()).contains("config.json"));
         let args = OwnModelArgs {
-            model: Some(folder.path().to_owned()),
+            model: vec![folder.path().to_owned()],
             context: None,
             draft_model: None,
         };

@@ -15,12 +15,12 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{
     MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner, RoleCredential,
 };
-use refrain_service_kit::telemetry::Metrics;
+use refrain_service_kit::telemetry::{Metrics, MetricsPart};
 use refrain_worker::{
     AdopterDeps, AdopterServer, Dependencies, WorkerEngine, WorkerListener, WorkerServer,
 };
 
-use crate::config::{MeshFile, Role};
+use crate::config::MeshFile;
 use crate::gateway::{self, GuestDeps};
 use crate::late_worker::{EngineConnector, LateWorker, WorkerStart};
 use crate::local::{LocalEngine, LocalWorkers};
@@ -28,17 +28,21 @@ use crate::local_operator;
 use crate::mesh_admin;
 use crate::mesh_roles::check_own;
 use crate::model_files::{expected_model, model_files};
+use crate::role::Role;
+use crate::up_engines::engine_parts;
 
 /// The services of this process, in the order in which they stop. A caller stops before the service that it calls, so
 /// running requests find their services until they end. The draft store stops last, so that all outputs reach it.
 #[derive(Default)]
 pub struct Process {
     gateway: Option<refrain_gateway::GatewayServer>,
-    worker: Option<LateWorker>,
+    workers: Vec<LateWorker>,
     adopter: Option<AdopterServer>,
     scheduler: Option<refrain_scheduler::SchedulerServer>,
-    engine: Option<EngineServer>,
+    engines: Vec<EngineServer>,
     draft_store: Option<refrain_draft_store::DraftStoreServer>,
+    /// Their metrics are shown while this lives.
+    parts: Vec<MetricsPart>,
     addr: Option<SocketAddr>,
     drain_grace: Duration,
 }
@@ -114,14 +118,19 @@ impl Process {
                 let listener = WorkerListener::open(&file.worker, &auth, &metrics)?;
                 process.addr = listener.addr();
                 let start = WorkerStart {
-                    connector: EngineConnector::new(&file, &client)?,
+                    connector: EngineConnector::new(
+                        &file.worker.engine,
+                        file.urls.engine.clone(),
+                        &client,
+                    )?,
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
                     config: file.worker,
                     auth,
                     metrics,
                 };
-                process.worker = Some(LateWorker::start(listener, start, |_| ()).await?);
+                let worker = LateWorker::start(listener, start, |_| ()).await?;
+                process.workers.push(worker);
             }
             Role::DraftStore => {
                 let store = refrain_draft_store::start(file.draft_store, auth()?, &metrics).await?;
@@ -131,7 +140,7 @@ impl Process {
             Role::ReferenceEngine => {
                 let engine = refrain_reference_engine::start(file.engine, auth()?, metrics).await?;
                 process.addr = engine.addr();
-                process.engine = Some(engine);
+                process.engines.push(engine);
             }
         }
         Ok(process)
@@ -157,19 +166,35 @@ impl Process {
         let auth = MeshAuth::with_credentials(&mesh, credentials.clone())?;
         let timeout = Duration::from_millis(file.urls.timeout_ms);
         let client = MeshClient::with_credentials("", credentials, timeout)?;
-        let connector = match file.worker.engine.is_external() {
-            true if !file.worker.adoption.is_on() => Some(EngineConnector::new(&file, &client)?),
-            _ => None,
-        };
-        let engine = if file.worker.adoption.is_on() || connector.is_some() {
-            None
-        } else {
-            let (engine_auth, metrics) = (auth.clone(), metrics.clone());
-            let engine = refrain_reference_engine::start(file.engine, engine_auth, metrics).await?;
-            let engine = self.engine.insert(engine);
-            let engine = Arc::new(LocalEngine::new(engine.handle().clone()));
-            Some(WorkerEngine::Verifying(engine))
-        };
+        let engines = engine_parts(&file.engines, &file.worker, &file.engine, &file.urls.engine);
+        let mut starts = Vec::new();
+        for of in &engines {
+            let metrics = match engines.len() {
+                1 => metrics.clone(),
+                _ => {
+                    let part = metrics.part("worker", &of.worker.id)?;
+                    let metrics = part.metrics().clone();
+                    self.parts.push(part);
+                    metrics
+                }
+            };
+            let engine = match &of.url {
+                Some(url) => UpEngineKind::Elsewhere(EngineConnector::new(
+                    &of.worker.engine,
+                    url.clone(),
+                    &client,
+                )?),
+                None => {
+                    let (config, auth) = (of.engine.clone(), auth.clone());
+                    let engine =
+                        refrain_reference_engine::start(config, auth, metrics.clone()).await?;
+                    let handle = engine.handle().clone();
+                    self.engines.push(engine);
+                    UpEngineKind::Here(LocalEngine::new(handle))
+                }
+            };
+            starts.push((of.worker.clone(), engine, metrics));
+        }
         let data_dir = file.draft_store.data_dir.clone();
         let store = refrain_draft_store::start(file.draft_store, auth.clone(), &metrics).await?;
         let store = self.draft_store.insert(store);
@@ -179,52 +204,55 @@ impl Process {
         let mut adopters: Vec<Arc<dyn EngineAdopter>> = Vec::new();
         let scheduler_handle: Arc<dyn Scheduler> = Arc::new(scheduler.handle());
         let store_handle: Arc<dyn DraftStore> = Arc::new(store.handle());
-        let workers: Arc<dyn Workers> = match (engine, connector) {
-            (Some(engine), _) => {
-                let with = Dependencies {
-                    engine,
-                    scheduler: scheduler_handle.clone(),
-                    store: store_handle.clone(),
-                    auth,
-                    metrics: metrics.clone(),
+        let workers: Arc<dyn Workers> = if file.worker.adoption.is_on() {
+            let with = AdopterDeps {
+                expected: expected_model(&file.worker.engine)?,
+                scheduler: scheduler_handle.clone(),
+                store: store_handle.clone(),
+                auth,
+                client,
+                metrics: metrics.clone(),
+            };
+            let adopter = AdopterServer::start(file.worker, with)?;
+            let adopter = self.adopter.insert(adopter);
+            adopters.push(Arc::new(adopter.adopter()));
+            Arc::new(adopter.adopter())
+        } else {
+            let workers = LocalWorkers::default();
+            for (config, engine, metrics) in starts {
+                let url = config.advertise_url.clone();
+                let (scheduler, store) = (scheduler_handle.clone(), store_handle.clone());
+                let worker = match engine {
+                    UpEngineKind::Here(engine) => {
+                        let with = Dependencies {
+                            engine: WorkerEngine::Verifying(Arc::new(engine)),
+                            scheduler,
+                            store,
+                            auth: auth.clone(),
+                            metrics,
+                        };
+                        let worker = refrain_worker::start(config, with).await?;
+                        workers.add(url, worker.handle());
+                        LateWorker::Running(worker.into())
+                    }
+                    UpEngineKind::Elsewhere(connector) => {
+                        let listener = WorkerListener::open(&config, &auth, &metrics)?;
+                        let start = WorkerStart {
+                            config,
+                            connector,
+                            scheduler,
+                            store,
+                            auth: auth.clone(),
+                            metrics,
+                        };
+                        let known = workers.clone();
+                        let on_start = move |worker: &WorkerServer| known.add(url, worker.handle());
+                        LateWorker::start(listener, start, on_start).await?
+                    }
                 };
-                let worker = refrain_worker::start(file.worker, with).await?;
-                let workers = LocalWorkers::default();
-                workers.set(worker.handle());
-                self.worker = Some(LateWorker::Running(worker.into()));
-                Arc::new(workers)
+                self.workers.push(worker);
             }
-            (None, Some(connector)) => {
-                let listener = WorkerListener::open(&file.worker, &auth, &metrics)?;
-                let start = WorkerStart {
-                    config: file.worker,
-                    connector,
-                    scheduler: scheduler_handle.clone(),
-                    store: store_handle.clone(),
-                    auth,
-                    metrics: metrics.clone(),
-                };
-                let workers = LocalWorkers::default();
-                let known = workers.clone();
-                let on_start = move |worker: &WorkerServer| known.set(worker.handle());
-                self.worker = Some(LateWorker::start(listener, start, on_start).await?);
-                Arc::new(workers)
-            }
-            (None, None) => {
-                let with = AdopterDeps {
-                    expected: expected_model(&file.worker.engine)?,
-                    scheduler: scheduler_handle.clone(),
-                    store: store_handle.clone(),
-                    auth,
-                    client,
-                    metrics: metrics.clone(),
-                };
-                let adopter = self
-                    .adopter
-                    .insert(AdopterServer::start(file.worker, with)?);
-                adopters.push(Arc::new(adopter.adopter()));
-                Arc::new(adopter.adopter())
-            }
+            Arc::new(workers)
         };
         let guests = GuestDeps {
             mesh: MeshAdmin {
@@ -270,7 +298,7 @@ impl Process {
 
     /// Whether its engine was away when it started.
     pub(crate) fn waits_for_engine(&self) -> bool {
-        self.worker.as_ref().is_some_and(LateWorker::is_late)
+        self.workers.iter().any(LateWorker::is_late)
     }
 
     /// The address of the gateway's listener for trainers, if it has one.
@@ -290,22 +318,26 @@ impl Process {
                 );
             }
         }
-        if let Some(worker) = self.worker {
-            worker.drain().await;
-        }
+        futures_util::future::join_all(self.workers.into_iter().map(LateWorker::drain)).await;
         if let Some(adopter) = self.adopter {
             adopter.drain().await;
         }
         if let Some(scheduler) = self.scheduler {
             scheduler.drain(SERVICE_GRACE).await;
         }
-        if let Some(engine) = self.engine {
+        for engine in self.engines {
             engine.stop().await;
         }
         if let Some(store) = self.draft_store {
             store.drain(SERVICE_GRACE).await;
         }
     }
+}
+
+/// An engine of `refrain up`.
+enum UpEngineKind {
+    Here(LocalEngine),
+    Elsewhere(EngineConnector),
 }
 
 /// How long a service without streams may take to stop.

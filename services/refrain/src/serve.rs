@@ -12,9 +12,10 @@ use refrain_service_kit::descriptors;
 use refrain_service_kit::telemetry;
 
 use crate::cluster;
-use crate::config::{MeshFile, Role};
+use crate::config::MeshFile;
 use crate::local_operator;
 use crate::own_model::OwnModelArgs;
+use crate::role::Role;
 use crate::roles::Process;
 use crate::signals::StopSignals;
 use crate::welcome::{ShownKey, example_request};
@@ -94,7 +95,7 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if let Some(engines) = args.adopt {
         file.worker.adoption.engines_max = engines;
     }
-    if let Some(said) = args.own_model.apply(&mut file)? {
+    for said in args.own_model.apply(&mut file)? {
         eprintln!("{said}");
     }
     let is_configured =
@@ -119,7 +120,11 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let model = file.gateway.models.first().cloned().unwrap_or_default();
     let key = shown_key(&file);
     let is_trial = file.well_known_key().is_some();
-    let verifies_drafts = !file.worker.engine.is_external() && !file.worker.adoption.is_on();
+    let is_external = match file.engines.first() {
+        Some(engine) => !engine.is_here(),
+        None => file.worker.engine.is_external(),
+    };
+    let verifies_drafts = !is_external && !file.worker.adoption.is_on();
     let gateway = file.gateway.http.scheme();
     let operations = file.gateway.operations_http.scheme();
     let trainer = file.gateway.trainer.http.scheme();

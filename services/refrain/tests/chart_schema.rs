@@ -20,13 +20,14 @@ const RENEW: &str = "UPDATE_DOCS=1 cargo test -p refrain --test chart_schema";
 
 /// Keys that hold secrets. The chart renders `config` into a ConfigMap, which is no place for them. It takes them
 /// from Secrets, by files and by variables.
-const SECRETS: [&str; 7] = [
+const SECRETS: [&str; 8] = [
     "mesh.secret",
     "mesh.secrets_accepted",
     "mesh.namespace_signing_key",
     "gateway.keys.key",
     "gateway.limits_redis.password",
     "worker.engine.api_key",
+    "engines.api_key",
     // The URLs of brokers may hold a password.
     "draft_store.feed.servers",
 ];
@@ -67,20 +68,28 @@ const SET_BY_THE_CHART: [&str; 32] = [
     "engine.listen",
 ];
 
+/// Keys that only `refrain up` reads, which no chart starts.
+const ONLY_OF_UP: [&str; 1] = ["engines"];
+
 /// The definitions of all sections of the configuration, without keys of secrets and without those of the chart.
 fn definitions() -> Map<String, Value> {
     let mut generator = SchemaGenerator::new(SchemaSettings::draft2020_12());
     let root = generator.subschema_for::<MeshFile>();
     assert_eq!(root.as_value()["$ref"], "#/$defs/MeshFile");
     let mut definitions = generator.definitions().clone();
-    for path in SECRETS.into_iter().chain(SET_BY_THE_CHART) {
-        let (section, key) = path.rsplit_once('.').unwrap();
-        let section = section
-            .split('.')
-            .fold("MeshFile".to_owned(), |owner, key| {
+    let left_out = SECRETS
+        .into_iter()
+        .chain(SET_BY_THE_CHART)
+        .chain(ONLY_OF_UP);
+    for path in left_out {
+        let (section, key) = path.rsplit_once('.').unwrap_or(("", path));
+        let section = section.split('.').filter(|key| !key.is_empty()).fold(
+            "MeshFile".to_owned(),
+            |owner, key| {
                 definition_of(&definitions[&owner]["properties"][key])
                     .unwrap_or_else(|| panic!("{path}: {key} is no section"))
-            });
+            },
+        );
         let keys = definitions[&section]["properties"].as_object_mut().unwrap();
         assert!(keys.shift_remove(key).is_some(), "there is no key {path}");
     }

@@ -14,7 +14,7 @@ use crate::backend::SequenceId;
 /// Rows that the devices compute at once. Longer passes are computed in pieces.
 const UBATCH_ROWS: u32 = 512;
 /// Most sequences that llama.cpp knows.
-pub(crate) const SEQUENCES_MAX: u32 = 256;
+const LLAMA_SEQUENCES_MAX: u32 = 256;
 
 /// Sizes of a context.
 #[derive(Clone, Copy, Debug)]
@@ -117,12 +117,11 @@ impl Model {
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let model = self.0.as_ptr();
         // SAFETY: the model is alive.
-        let (has_state, has_encoder, is_diffusion, window) = unsafe {
+        let (has_state, has_encoder, is_diffusion) = unsafe {
             (
                 sys::llama_model_is_recurrent(model) || sys::llama_model_is_hybrid(model),
                 sys::llama_model_has_encoder(model),
                 sys::llama_model_is_diffusion(model),
-                sys::llama_model_n_swa(model),
             )
         };
         let faults = [
@@ -132,14 +131,26 @@ impl Model {
             ),
             (has_encoder, "it has an encoder"),
             (is_diffusion, "it does not write one token after the other"),
-            // llama.cpp overwrites tokens outside the window of one text that another text may still read.
-            (
-                window > 0,
-                "some of its layers forget tokens outside of a sliding window",
-            ),
         ];
         let fault = faults.into_iter().find(|(is_fault, _)| *is_fault);
         fault.map(|(_, fault)| fault)
+    }
+
+    /// Number of llama.cpp's sequences that one of ours is.
+    ///
+    /// Where layers have a sliding window, llama.cpp overwrites tokens outside of it that belong to a single
+    /// sequence. Another text may begin with them later, so there all tokens belong to two.
+    fn copies(&self) -> u32 {
+        // SAFETY: the model is alive.
+        match unsafe { sys::llama_model_n_swa(self.0.as_ptr()) } {
+            0 => 1,
+            _ => 2,
+        }
+    }
+
+    /// Maximum number of sequences of a context.
+    pub(crate) fn sequences_max(&self) -> u32 {
+        LLAMA_SEQUENCES_MAX / self.copies()
     }
 
     /// The tokens of a text, in which special tokens are not looked for.
@@ -185,6 +196,7 @@ pub(crate) struct Context {
     context: NonNull<sys::llama_context>,
     vocab_size: usize,
     rows_max: usize,
+    copies: u32,
     /// Is freed after the context.
     _model: std::sync::Arc<Model>,
 }
@@ -211,13 +223,15 @@ impl Context {
             let mut params = sys::llama_context_default_params();
             params.n_ctx = sizes.tokens;
             // llama.cpp reserves a row for each sequence.
-            params.n_batch = sizes.rows.max(SEQUENCES_MAX);
+            params.n_batch = sizes.rows.max(LLAMA_SEQUENCES_MAX);
             params.n_ubatch = sizes.rows.min(UBATCH_ROWS);
-            params.n_seq_max = SEQUENCES_MAX;
+            params.n_seq_max = LLAMA_SEQUENCES_MAX;
             params.n_threads = threads;
             params.n_threads_batch = threads;
             // Sequences share the tokens of a common beginning.
             params.kv_unified = true;
+            // Windows hide the tokens before them, which are kept, since a text may be cut or shared there.
+            params.swa_full = true;
             params.no_perf = true;
             sys::llama_init_from_model(model.0.as_ptr(), params)
         };
@@ -232,12 +246,18 @@ impl Context {
             context,
             vocab_size: model.vocab_size() as usize,
             rows_max: sizes.rows as usize,
+            copies: model.copies(),
             _model: model,
         };
         if context.memory().is_null() {
             bail!("this model keeps no keys and values, so it writes no texts");
         }
         Ok(context)
+    }
+
+    /// The sequences of llama.cpp that a sequence is.
+    fn copies_of(&self, id: SequenceId) -> impl Iterator<Item = i32> + use<> {
+        (id * self.copies..(id + 1) * self.copies).map(u32::cast_signed)
     }
 
     fn memory(&self) -> sys::llama_memory_t {
@@ -253,11 +273,14 @@ impl Context {
         for piece in rows.chunks(self.rows_max) {
             let mut tokens: Vec<i32> = piece.iter().map(|row| row.token.cast_signed()).collect();
             let mut positions: Vec<i32> = piece.iter().map(|row| row.position as i32).collect();
-            let mut counts: Vec<i32> = piece.iter().map(|row| row.sequences.len() as i32).collect();
             let mut sequences: Vec<Vec<i32>> = piece
                 .iter()
-                .map(|row| row.sequences.iter().map(|id| id.cast_signed()).collect())
+                .map(|row| {
+                    let copies = row.sequences.iter().flat_map(|id| self.copies_of(*id));
+                    copies.collect()
+                })
                 .collect();
+            let mut counts: Vec<i32> = sequences.iter().map(|ids| ids.len() as i32).collect();
             let mut sets: Vec<*mut i32> = sequences.iter_mut().map(Vec::as_mut_ptr).collect();
             let mut wanted: Vec<i8> = piece.iter().map(|row| i8::from(row.wants_logits)).collect();
             let batch = sys::llama_batch {
@@ -298,20 +321,19 @@ impl Context {
 
 impl Memory for Context {
     fn share(&mut self, of: SequenceId, with: SequenceId, from: usize, end: usize) {
-        // SAFETY: the memory lives as long as the context, and the ids are below its number of sequences.
-        unsafe {
-            let (of, with) = (of.cast_signed(), with.cast_signed());
-            sys::llama_memory_seq_cp(self.memory(), of, with, from as i32, end as i32);
+        for (of, with) in self.copies_of(of).zip(self.copies_of(with)) {
+            // SAFETY: the memory lives as long as the context, and the ids are below its number of sequences.
+            unsafe { sys::llama_memory_seq_cp(self.memory(), of, with, from as i32, end as i32) };
         }
     }
 
     fn drop_from(&mut self, sequence: SequenceId, from: usize) {
-        // SAFETY: as above.
-        let is_done = unsafe {
-            sys::llama_memory_seq_rm(self.memory(), sequence.cast_signed(), from as i32, -1)
-        };
-        if !is_done {
-            tracing::error!(sequence, from, "llama.cpp did not drop tokens of a text");
+        for copy in self.copies_of(sequence) {
+            // SAFETY: as above.
+            let is_done = unsafe { sys::llama_memory_seq_rm(self.memory(), copy, from as i32, -1) };
+            if !is_done {
+                tracing::error!(sequence, from, "llama.cpp did not drop tokens of a text");
+            }
         }
     }
 }

@@ -9,14 +9,11 @@ use anyhow::ensure;
 use parking_lot::Mutex;
 use refrain_tokenization::{ModelFiles, Tokenizer};
 
-use super::binding::{Context, ContextSizes, Model, SEQUENCES_MAX, accelerators};
+use super::binding::{Context, ContextSizes, Model, accelerators};
 use super::sequences::Sequences;
 use crate::backend::{Backend, BackendModel, BackendPart, SequenceId};
 use crate::config::EngineConfig;
 use crate::model::end_tokens;
-
-/// Most sessions, open or kept. The rest of the sequences is for the branches of drafts.
-const SESSIONS_MAX: u32 = SEQUENCES_MAX / 2;
 
 /// A text with what tokenizers split in different ways: words, numbers, spaces, scripts, and marks.
 const CANARY: &str = "Hello, world! It's 3.14159 and 2024-10-31.\n\n  def f(x):\n\t\treturn x['key'] + \"é\" -- Grüße \
@@ -43,6 +40,7 @@ pub(super) fn load(path: &str, config: &EngineConfig) -> anyhow::Result<BackendM
         rows: config.max_step_tokens,
         threads: u32::try_from(config.threads).unwrap_or(u32::MAX),
     };
+    let sequences = model.sequences_max();
     let context = Context::new(Arc::new(model), sizes)?;
     tracing::info!(
         model = path,
@@ -55,14 +53,15 @@ pub(super) fn load(path: &str, config: &EngineConfig) -> anyhow::Result<BackendM
     let name = Path::new(path).file_stem().unwrap_or("model".as_ref());
     Ok(BackendModel {
         backend: Arc::new(LlamaBackend(Mutex::new(Parts {
-            sequences: Sequences::new(SEQUENCES_MAX),
+            sequences: Sequences::new(sequences),
             context,
         }))),
         name: name.to_string_lossy().into_owned(),
         files,
         vocab_size,
         max_context: trained.min(room),
-        sessions_max: SESSIONS_MAX,
+        // The other half is for the branches of drafts.
+        sessions_max: sequences / 2,
         eos_token_ids: eos_token_ids.unwrap_or_default(),
     })
 }

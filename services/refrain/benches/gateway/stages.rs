@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
-use refrain::config::{MeshFile, Role};
+use refrain::config::MeshFile;
+use refrain::role::Role;
 use refrain::roles::Process;
 use tracing::{Id, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};

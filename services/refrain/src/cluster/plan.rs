@@ -9,7 +9,7 @@ use anyhow::Context;
 use refrain_service_kit::mesh::MeshConfig;
 use toml::{Table, Value};
 
-use crate::config::Role;
+use crate::role::Role;
 
 /// The configuration that all processes share. It is also the example for several machines.
 const CONFIG: &str = include_str!("../../../../deploy/config/cluster.toml");

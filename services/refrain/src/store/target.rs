@@ -13,8 +13,9 @@ use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::replicas::{Replica, Replicas};
-use crate::config::{MeshFile, Role};
+use crate::config::MeshFile;
 use crate::local_operator;
+use crate::role::Role;
 
 /// Deadline of a call. A batch of an import waits for one commit.
 const TIMEOUT: Duration = Duration::from_secs(60);

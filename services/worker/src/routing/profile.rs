@@ -1,13 +1,16 @@
 //! The seconds of the engine's steps by their number of tokens, measured before the first request. The budget of the
 //! first steps uses them.
 //!
+//! The steps verify chains, as far as the engine takes them that long: a row that is verified has logits, which the
+//! rows of a prompt lack. With a small model and a large vocabulary it costs several times as much.
+//!
 //! One throw-away session makes a few steps, each twice: the first step of a size pays for buffers and compiled
 //! kernels that the next ones reuse. The session belongs to no tenant's namespace, and nothing of it is kept. It ends
 //! early when its time is up. If it fails, the costs are learnt from requests, as without a profile.
 
 use std::time::Duration;
 
-use refrain_protocol::engine::{SessionSpec, StepItem, StepRequest};
+use refrain_protocol::engine::{Draft, SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, NamespaceId};
 use refrain_service_kit::random;
 
@@ -66,17 +69,26 @@ async fn measure(
     let largest = tokens_max
         .min(capabilities.max_step_tokens)
         .min(capabilities.max_context.saturating_sub(KEPT_TOKENS + 1));
-    let item = |open: Option<SessionSpec>, keep_len: u32, count: u32| StepItem {
-        session,
-        open,
-        keep_len,
-        tokens: (0..count)
-            .map(|at| at % capabilities.vocab_size.max(1))
-            .collect(),
-        sample: true,
-        draft: None,
-        self_draft: None,
-        max_emit: 1,
+    let token = |at: u32| at % capabilities.vocab_size.max(1);
+    let item = |open: Option<SessionSpec>, keep_len: u32, count: u32| {
+        let verified = count - 1;
+        let drafted = match verified <= capabilities.max_draft_tokens {
+            true => verified,
+            false => 0,
+        };
+        StepItem {
+            session,
+            open,
+            keep_len,
+            tokens: (0..count - drafted).map(token).collect(),
+            sample: true,
+            draft: (drafted > 0).then(|| Draft {
+                tokens: (0..drafted).map(token).collect(),
+                parents: (0..drafted).map(|node| node.checked_sub(1)).collect(),
+            }),
+            self_draft: None,
+            max_emit: 1,
+        }
     };
     let open = SessionSpec {
         namespace: NamespaceId(session.0),
