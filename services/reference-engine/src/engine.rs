@@ -65,6 +65,8 @@ pub(crate) struct StepReport {
     pub(crate) draft_rows: DraftRows,
     /// Number of tokens whose captured states were dropped before the head had read them.
     pub(crate) states_dropped: u64,
+    /// Number of emitted tokens that were taken as the likeliest while another was about as likely.
+    pub(crate) near_ties: u64,
 }
 
 /// A batch between the phases of a step. If it is dropped, its sessions are lost.
@@ -409,6 +411,7 @@ impl EngineCore {
             prefilled_tokens: 0,
             draft_rows,
             states_dropped: 0,
+            near_ties: 0,
         };
         let pass = match pass {
             Ok(pass) => pass,
@@ -445,6 +448,7 @@ impl EngineCore {
             }
             results[item.index] = Some(output);
         }
+        report.near_ties = self.sampler.take_near_ties();
         report.results = results
             .into_iter()
             .map(|result| {

@@ -20,6 +20,10 @@ pub(crate) use history::History;
 /// Maximum number of alternatives that a caller may request with log-probabilities.
 const TOP_LOGPROBS_MAX: u32 = 128;
 
+/// Distance of two logits below which another way to sum may change their order: what llama.cpp's sums of 16-bit keys
+/// and values were seen to differ by.
+const NEAR_TIE: f32 = 0.01;
+
 /// A token that the target emits.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SampledToken {
@@ -166,9 +170,17 @@ fn keep_allowed(adjusted: &mut [f32], logits: &[f32], allowed: &TokenMask) {
     }
 }
 
+/// Whether another token is about as likely as the likeliest.
+fn is_near_tie(logits: &[f32]) -> bool {
+    let least = peak(logits) - NEAR_TIE;
+    logits.iter().filter(|logit| **logit > least).count() > 1
+}
+
 /// Samples tokens. It keeps its buffers between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
+    /// Number of near ties since it was last asked for.
+    near_ties: u64,
     adjusted: Vec<f32>,
     weights: Vec<f32>,
     ranked: Vec<(f32, TokenId)>,
@@ -207,11 +219,19 @@ impl Sampler {
             Some(token) => token,
             None => self.pick(logits, sampling, position, drafted),
         };
+        if forced.is_none() && sampling.temperature == 0.0 {
+            self.near_ties += u64::from(is_near_tie(logits));
+        }
         let logprob = sampling
             .top_logprobs
             .map(|top| self.logprob(logits, token, top as usize));
         self.adjusted = adjusted;
         SampledToken { token, logprob }
+    }
+
+    /// Number of tokens, since the last call, that were taken as the likeliest while another was about as likely.
+    pub(crate) fn take_near_ties(&mut self) -> u64 {
+        std::mem::take(&mut self.near_ties)
     }
 
     /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns it with the

@@ -31,6 +31,9 @@ refrain_service_kit::metric_families! {
         cached: IntCounter = "refrain_engine_cached_tokens_total",
         /// Tokens emitted by steps.
         emitted: IntCounter = "refrain_engine_emitted_tokens_total",
+        /// Emitted tokens that were taken as the likeliest while another was about as likely. With a backend that
+        /// sums in several orders, a draft may change these.
+        near_ties: IntCounter = "refrain_engine_near_ties_total",
         /// Emitted tokens that were accepted draft tokens.
         accepted: IntCounter = "refrain_engine_accepted_draft_tokens_total",
         /// Verified draft tokens of the engine's own head or draft model.
@@ -128,6 +131,7 @@ impl EngineMetrics {
             .with_label_values(source)
             .inc_by(rows.draft as u64);
         families.states_dropped.inc_by(report.states_dropped);
+        families.near_ties.inc_by(report.near_ties);
         let self_drafted = families.self_drafted.with_label_values(source);
         for result in &report.results {
             match result {

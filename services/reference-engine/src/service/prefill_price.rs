@@ -46,6 +46,7 @@ mod tests {
             prefilled_tokens,
             draft_rows: DraftRows::default(),
             states_dropped: 0,
+            near_ties: 0,
         };
         let mut price = PrefillPrice::default();
         price.learn(&step(31, 40), 1.0);

@@ -47,6 +47,27 @@ fn greedy_takes_the_lowest_id_among_equals_and_never_nan() {
 }
 
 #[test]
+fn near_ties_of_the_likeliest_token_are_counted() {
+    let mut sampler = Sampler::default();
+    let mut ties = |logits: &[f32], temperature: f32| {
+        sampler.sample(
+            logits,
+            &sampling(temperature),
+            3,
+            &History::default(),
+            None,
+            None,
+        );
+        sampler.take_near_ties()
+    };
+    assert_eq!(ties(&[1.0, 5.0, 4.995], 0.0), 1);
+    assert_eq!(ties(&[1.0, 5.0, 4.9], 0.0), 0);
+    assert_eq!(ties(&[f32::NAN, 5.0, f32::NEG_INFINITY], 0.0), 0);
+    // A draw is another question.
+    assert_eq!(ties(&[5.0, 5.0], 1.0), 0);
+}
+
+#[test]
 fn draws_follow_the_distribution() {
     for (temperature, choice) in [(1.0, 0), (0.8, 1), (2.0, 2)] {
         let logits = [
