@@ -11,12 +11,17 @@
 //! container `REFRAIN_GATEWAY_SERVICE_HOST` and six more variables for a service called `refrain-gateway`. A setting
 //! that names no key, or is not UTF-8, is a fault.
 
+mod similar_keys;
+
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use anyhow::{anyhow, bail};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
+
+use self::similar_keys::similar_key;
 
 /// A configuration that checks its own values.
 pub trait Validate {
@@ -121,7 +126,7 @@ const NO_SUCH_KEY: &str = "; this version has no such key, so leave it out or co
 ///
 /// # Errors
 /// The file cannot be read, or the configuration has faults: unknown keys, wrong types or broken rules.
-pub fn load<T: DeserializeOwned>(
+pub fn load<T: DeserializeOwned + JsonSchema>(
     file: Option<&Path>,
     env_rule: EnvRule,
     env: impl Iterator<Item = (OsString, OsString)>,
@@ -160,7 +165,9 @@ pub fn load<T: DeserializeOwned>(
     faults.extend(unknown.into_iter().map(|key| {
         let setting = settings.iter().find(|setting| setting.is_at(&key));
         let by = setting.map(|setting| format!(", set by {}", setting.name));
+        let similar = || similar_key::<T>(&key).map(|key| format!("; {key} is meant"));
         let advice = setting.and_then(|setting| meant(&setting.name));
+        let advice = advice.or_else(similar);
         let advice = advice.as_deref().unwrap_or(NO_SUCH_KEY);
         format!("{key}: unknown key{}{advice}", by.unwrap_or_default())
     }));
@@ -337,7 +344,7 @@ mod tests {
     use super::*;
     use serde::Deserialize;
 
-    #[derive(Debug, Default, Deserialize, PartialEq)]
+    #[derive(Debug, Default, Deserialize, JsonSchema, PartialEq)]
     #[serde(default)]
     struct Inner {
         depth: u32,
@@ -355,7 +362,7 @@ mod tests {
         }
     }
 
-    #[derive(Debug, Default, Deserialize, PartialEq)]
+    #[derive(Debug, Default, Deserialize, JsonSchema, PartialEq)]
     #[serde(default)]
     struct Example {
         name: String,
@@ -465,8 +472,7 @@ mod tests {
             ("X_OPTIONAL_DEPTH", "; X_OPTIONAL__DEPTH is meant"),
             (
                 "X_INNER__DEPHT",
-                "inner.depht: unknown key, set by X_INNER__DEPHT; this version has no such key, so leave it out or \
-                 correct its name",
+                "inner.depht: unknown key, set by X_INNER__DEPHT; inner.depth is meant",
             ),
             ("X__SLOTS", "X__SLOTS: is no setting; X_SLOTS is meant"),
             ("X_DEPTH", "X_DEPTH: is no setting"),
@@ -527,13 +533,28 @@ mod tests {
             error.contains("at most 100") && error.contains("nane"),
             "{error}"
         );
-        let error = check("optional.dept = 1", &[]).unwrap_err();
-        assert!(
-            error.ends_with(
-                "- optional.dept: unknown key; this version has no such key, so leave it out or correct its name"
+    }
+
+    #[test]
+    fn a_misspelt_key_is_told_the_one_that_is_meant() {
+        for (toml, told) in [
+            (
+                "optional.dept = 1",
+                "optional.dept: unknown key; optional.depth is meant",
             ),
-            "{error}"
-        );
+            ("slot = 1", "slot: unknown key; slots is meant"),
+            (
+                "[inner]\nslots = 1",
+                "inner.slots: unknown key; slots is meant",
+            ),
+            (
+                "colour = 1",
+                "colour: unknown key; this version has no such key, so leave it out or correct its name",
+            ),
+        ] {
+            let error = check(toml, &[]).unwrap_err();
+            assert!(error.ends_with(told), "{error}");
+        }
     }
 
     #[test]
