@@ -212,10 +212,11 @@ mod tests {
 
     impl Default for Sections {
         fn default() -> Self {
-            let mut worker = WorkerConfig::default();
-            worker.advertise_url = "local:".into();
             Sections {
-                worker,
+                worker: WorkerConfig {
+                    advertise_url: "local:".into(),
+                    ..WorkerConfig::default()
+                },
                 engines: Vec::new(),
             }
         }
