@@ -15,6 +15,7 @@ import time
 import attach
 import attached
 import faulty
+import primer
 import schemas
 import tools
 import trainer
@@ -30,7 +31,9 @@ ENDLESS_TOKENS = 1500
 ENDLESS = {"logit_bias": {str(END_TOKEN): -100}}
 
 # Parts that start their engines themselves.
-OWN_ENGINES = {"attach": attach, "attached": attached, "trainer": trainer, "v2": v2, "v2-compared": v2_compared}
+OWN_ENGINES = {
+    "attach": attach, "attached": attached, "primer": primer, "trainer": trainer, "v2": v2, "v2-compared": v2_compared,
+}  # fmt: skip
 
 
 def same_tokens(table, engine, options, what, env):

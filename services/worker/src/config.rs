@@ -2,6 +2,7 @@
 
 mod adoption;
 mod engine;
+mod primer;
 mod speculation;
 
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 
 pub use adoption::AdoptionConfig;
 pub use engine::{ApiKey, EngineConfig, EngineKind};
+pub use primer::PrimerConfig;
 pub use speculation::{
     DrafterConfig, ExpansionChoice, FallbackChoice, RouterChoice, SpeculationConfig,
 };

@@ -20,6 +20,7 @@ mod load;
 mod order_calls;
 mod per_runtime;
 mod response;
+mod slots;
 mod sse;
 mod streaming;
 mod third_party;
@@ -33,6 +34,7 @@ pub(crate) use detect::{FoundEngine, find_engine};
 pub use forms::FormAbilities;
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
 pub use http_engine::HttpEngine;
+pub use slots::EngineSlots;
 pub use sse::{SseParser, TooLong};
 pub use streaming::{
     IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,

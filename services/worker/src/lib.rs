@@ -57,16 +57,16 @@ use crate::parking::Parking;
 use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
 use crate::service::{Heartbeats, OrderedDrain, WorkerParts};
 use crate::shared::Shared;
-use crate::streaming::StreamContext;
+use crate::streaming::{Primer, StreamContext};
 
 pub use adoption::{Adopter, AdopterDeps, AdopterServer};
 pub use config::{
     AdoptionConfig, ApiKey, DrafterConfig, EngineConfig, EngineKind, ExpansionChoice,
-    FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfig,
+    FallbackChoice, PrimerConfig, RouterChoice, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
-    AttachedDocument, ExpectedModel, FormAbilities, GenerateRequest, Generated, GeneratedEnd,
-    GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights, SseParser,
+    AttachedDocument, EngineSlots, ExpectedModel, FormAbilities, GenerateRequest, Generated,
+    GeneratedEnd, GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights, SseParser,
     StreamingCapabilities, StreamingEngine, StreamingLoad, TooLong, VerifyingEngine, WorkerEngine,
     connect_third_party,
 };
@@ -95,6 +95,8 @@ pub struct WorkerServer {
     /// Tells the heartbeats that the worker leaves.
     leaving: Arc<Notify>,
     driver: Actor,
+    /// It ends with the worker.
+    primer: Option<Actor>,
 }
 
 /// The state that a worker starts in.
@@ -168,6 +170,7 @@ async fn start_in(
     let (config, metrics) = (&shared.config, &shared.metrics);
     let reports = Arc::<HeadReports>::default();
     let room = command_queue(config);
+    let mut primer_actor = None;
     let ((commands, driver), draft_settings, streams) = match &with.engine {
         WorkerEngine::Verifying(engine) => {
             let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
@@ -185,7 +188,16 @@ async fn start_in(
             (driver, Some(settings), None)
         }
         WorkerEngine::Streaming(engine) => {
-            let streams = Arc::new(StreamContext::new(shared.clone(), engine.clone()));
+            let primer = config.engine.primer.is_on().then(|| {
+                let (shared, store) = (shared.clone(), with.store.clone());
+                Arc::new(Primer::new(shared, engine.clone(), store))
+            });
+            if let Some(primer) = primer.clone() {
+                let run = move || primer.clone().run();
+                primer_actor = Some(actors::start("primer", run));
+            }
+            let streams = StreamContext::new(shared.clone(), engine.clone(), primer);
+            let streams = Arc::new(streams);
             let context = streams.clone();
             let run = move |inbox| context.clone().run(inbox);
             (
@@ -237,6 +249,7 @@ async fn start_in(
         heartbeats,
         leaving,
         driver,
+        primer: primer_actor,
     })
 }
 
@@ -306,7 +319,9 @@ impl WorkerServer {
             heartbeats,
             leaving,
             driver,
+            primer,
         } = self;
+        drop(primer);
         let parts = &handle.parts;
         end_chunks(parts).await;
         parts.shared.parking.close();

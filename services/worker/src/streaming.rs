@@ -8,6 +8,8 @@ mod engine_health;
 mod form_phase;
 mod interrupts;
 mod open;
+mod primer;
+mod primer_texts;
 mod running_chunks;
 mod step_gaps;
 mod streamed_chunk;
@@ -26,6 +28,7 @@ use self::streamed_chunk::run_chunk;
 use crate::chunk::{ActiveChunk, Command, EndOrder};
 
 pub(crate) use self::context::StreamContext;
+pub(crate) use self::primer::Primer;
 
 /// The entry of a chunk, which is removed when this is dropped.
 struct ChunkEntry {
@@ -72,6 +75,9 @@ impl StreamContext {
     /// Starts the task of a chunk on the runtime of its reader, which calls this: so a token goes from the engine's
     /// connection to the client's on one thread.
     pub(crate) fn start(self: &Arc<Self>, chunk: ActiveChunk) {
+        if let Some(primer) = &self.primer {
+            primer.note_use(chunk.running.namespace, &chunk.running.request.namespace);
+        }
         let key = chunk.key();
         let (control, controls) = mpsc::channel(CONTROL_QUEUE);
         let gate = self.shared.orders.gate();

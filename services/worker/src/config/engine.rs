@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use super::primer::PrimerConfig;
+
 /// The kind of engine at `urls.engine`, and how the worker uses it.
 ///
 /// Fields that are not deserialised are constants of production; tests in one process may set them.
@@ -36,6 +38,8 @@ pub struct EngineConfig {
     /// Whether the engine has Refrain's Python client inside (vLLM and SGLang only). Then requests carry their
     /// namespace and their document, which the worker uploads.
     pub attached: bool,
+    /// The primer of a llama-server's own drafts.
+    pub primer: PrimerConfig,
     /// Timeout of calls that generate nothing, milliseconds.
     #[serde(skip)]
     pub call_ms_max: u64,
@@ -115,6 +119,7 @@ impl Default for EngineConfig {
             idle_ms_max: 30_000,
             pass_priority: false,
             attached: false,
+            primer: PrimerConfig::default(),
             call_ms_max: 5_000,
             attempts_max: 3,
             retry_backoff_ms: 50,
@@ -155,6 +160,15 @@ impl EngineConfig {
             "engine.pass_priority: needs engine.kind = \"vllm\"",
         );
         check(
+            !self.primer.is_on() || self.kind == EngineKind::LlamaCpp,
+            "engine.primer.tokens_max: needs engine.kind = \"llama-cpp\"",
+        );
+        check(
+            !self.primer.is_on() || self.prompt_cache,
+            "engine.primer.tokens_max: must be 0 with engine.prompt_cache = false, since both share texts of tenants",
+        );
+        self.primer.check(check);
+        check(
             self.max_context.is_none_or(|tokens| tokens >= 2),
             "engine.max_context: at least 2",
         );
@@ -173,6 +187,40 @@ mod tests {
             Some("engine-key")
         );
         assert!(!format!("{config:?}").contains("engine-key"));
+    }
+
+    #[test]
+    fn only_a_llama_server_whose_tenants_share_a_cache_has_a_primer() {
+        let faults = |kind, prompt_cache, tokens_max| {
+            let mut engine = EngineConfig {
+                kind,
+                prompt_cache,
+                model: "m".into(),
+                files: "f".into(),
+                ..EngineConfig::default()
+            };
+            engine.primer.tokens_max = tokens_max;
+            let mut faults = Vec::new();
+            engine.check(&mut |holds, fault| {
+                if !holds {
+                    faults.push(fault.to_owned());
+                }
+            });
+            faults.join("\n")
+        };
+        assert_eq!(faults(EngineKind::LlamaCpp, true, 65_536), "");
+        assert_eq!(faults(EngineKind::Vllm, false, 0), "");
+        for kind in [
+            EngineKind::Refrain,
+            EngineKind::Vllm,
+            EngineKind::Sglang,
+            EngineKind::TensorrtLlm,
+            EngineKind::Openai,
+        ] {
+            assert!(faults(kind, true, 1).contains("needs engine.kind = \"llama-cpp\""));
+        }
+        assert!(faults(EngineKind::LlamaCpp, false, 1).contains("prompt_cache"));
+        assert!(faults(EngineKind::LlamaCpp, true, 65_537).contains("at most 65536"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::forms::structural_tag;
 use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
 use super::order_calls::OrderCall;
+use super::slots::PrimerCalls;
 use super::streaming::StreamingCapabilities;
 use super::words::unsupported;
 
@@ -85,6 +86,11 @@ pub(super) trait Dialect: Send + Sync {
 
     /// Path and JSON pointer of the context length, for engines that do not report it in their list of models.
     fn context(&self) -> Option<(&'static str, &'static str)> {
+        None
+    }
+
+    /// The calls that fill the table from which the engine drafts, if it has one that can be filled.
+    fn primer(&self) -> Option<PrimerCalls> {
         None
     }
 

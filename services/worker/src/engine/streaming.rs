@@ -1,15 +1,16 @@
 //! An engine that generates by itself: it receives a text and streams the continuation.
 
 use async_trait::async_trait;
-use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::{ApiError, TokenId};
 
 use super::forms::FormAbilities;
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::order_calls::no_order;
-use super::words::unsupported_field;
+use super::slots::EngineSlots;
+use super::words::{unsupported, unsupported_field};
 
 /// OpenAI's log-probability for a token that is as good as impossible; JSON has no infinity.
 pub(super) const LOGPROB_MIN: f32 = -9999.0;
@@ -240,6 +241,22 @@ pub trait StreamingEngine: Send + Sync {
     /// # Errors
     /// The engine cannot be reached, or does not report its load.
     async fn load(&self) -> Result<StreamingLoad, ApiError>;
+
+    /// The slots of an engine whose own drafts can be primed.
+    ///
+    /// # Errors
+    /// The engine cannot be reached, does not draft by itself, or has no slot to spare.
+    async fn slots(&self) -> Result<EngineSlots, ApiError> {
+        Err(unsupported("this engine has no drafts that can be primed"))
+    }
+
+    /// Has the engine read a text in the primer's slot, so that it drafts from it.
+    ///
+    /// # Errors
+    /// The engine cannot be reached, or refuses.
+    async fn prime(&self, _text: &[TokenId]) -> Result<(), ApiError> {
+        Err(unsupported("this engine has no drafts that can be primed"))
+    }
 
     /// Outcomes of introductions since the last call. All zero for an engine without the Refrain plugin inside.
     fn take_introduction_counts(&self) -> IntroductionCounts {

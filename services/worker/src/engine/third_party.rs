@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
 use reqwest::Method;
@@ -17,16 +17,18 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 
 use super::call_body::CallBody;
-use super::client::{EngineClient, parse};
+use super::client::{EngineClient, parse, status_error};
 use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::identity::{ModelCard, check_tokenizer, model_card};
 use super::introductions::{Introduction, Introductions};
 use super::order_calls::{OrderCall, check_path};
 use super::response::{AbortOnDrop, ResponseStream};
+use super::slots::{EngineSlots, PrimerCalls};
 use super::streaming::{
     IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,
 };
+use super::words::unsupported;
 use super::worker_engine::WorkerEngine;
 use crate::config::{EngineConfig, EngineKind};
 
@@ -175,6 +177,11 @@ impl ThirdPartyEngine {
             }
             (card, _) => card,
         }
+    }
+
+    fn primer(&self) -> Result<PrimerCalls, ApiError> {
+        let calls = self.dialect.primer();
+        calls.ok_or_else(|| unsupported("this kind of engine has no drafts that can be primed"))
     }
 
     /// Makes the calls that carry out an order, one after the other.
@@ -357,6 +364,22 @@ impl StreamingEngine for ThirdPartyEngine {
         };
         let page = self.client.get(series.path).await?;
         Ok(series.read(&String::from_utf8_lossy(&page)))
+    }
+
+    async fn slots(&self) -> Result<EngineSlots, ApiError> {
+        let calls = self.primer()?;
+        (calls.read_slots)(&self.client.get(calls.slots_path).await?)
+    }
+
+    async fn prime(&self, text: &[TokenId]) -> Result<(), ApiError> {
+        let body = (self.primer()?.body)(text).to_string();
+        let path = self.dialect.path();
+        // A busy engine may take long, and nobody waits for this.
+        let (status, answer) = self.client.call(Method::POST, path, Some(body)).await?;
+        match status {
+            ..300 => Ok(()),
+            _ => Err(status_error(status, &answer)),
+        }
     }
 
     fn take_introduction_counts(&self) -> IntroductionCounts {

@@ -136,5 +136,16 @@ refrain_service_kit::metric_families! {
         /// failed (repeated up to attempts_max times), or expired (the signature was too old).
         pub(super) introductions: IntCounterVec =
             "refrain_worker_introductions_total" ["outcome"] with ["succeeded", "failed", "expired"],
+        /// Tokens of past outputs that the primer has sent to a llama-server.
+        pub(crate) primer_tokens: IntCounter = "refrain_worker_primer_tokens_total",
+        /// Past outputs that it has sent to their ends.
+        pub(crate) primer_documents: IntCounter = "refrain_worker_primer_documents_total",
+        /// Restarts of the server that the primer has noticed.
+        pub(crate) primer_starts: IntCounter = "refrain_worker_primer_starts_total",
+        /// Chunks whose namespace is not primed, because their tenant keeps keys or users apart.
+        pub(crate) primer_isolated: IntCounter = "refrain_worker_primer_isolated_chunks_total",
+        /// Failed calls of the primer: to the store, to look at the server, or to prime it.
+        pub(crate) primer_failures: IntCounterVec =
+            "refrain_worker_primer_failures_total" ["call"] with ["store", "look", "prime"],
     }
 }

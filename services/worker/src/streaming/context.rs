@@ -7,6 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::engine_health::EngineHealth;
+use super::primer::Primer;
 use super::running_chunks::RunningChunks;
 use super::step_gaps::{StepGaps, StreamClock};
 use super::timeout::Moment;
@@ -19,6 +20,8 @@ pub(crate) struct StreamContext {
     pub(super) shared: Arc<Shared>,
     pub(super) engine: Arc<dyn StreamingEngine>,
     pub(super) health: EngineHealth,
+    /// The primer of the engine's own drafts, if there is one.
+    pub(super) primer: Option<Arc<Primer>>,
     step_gaps: Mutex<StepGaps>,
     /// Number of streams that have sent a token.
     pub(super) active_streams: Arc<AtomicU32>,
@@ -27,11 +30,16 @@ pub(crate) struct StreamContext {
 }
 
 impl StreamContext {
-    pub(crate) fn new(shared: Arc<Shared>, engine: Arc<dyn StreamingEngine>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        engine: Arc<dyn StreamingEngine>,
+        primer: Option<Arc<Primer>>,
+    ) -> Self {
         StreamContext {
             health: EngineHealth::new(shared.clone()),
             shared,
             engine,
+            primer,
             step_gaps: Mutex::default(),
             active_streams: Arc::default(),
             chunks: RunningChunks::default(),

@@ -227,6 +227,39 @@ const TOKEN: &str =
     "data: {\"content\":\"a\",\"tokens\":[100],\"stop\":false,\"tokens_predicted\":1}\n\n";
 
 #[tokio::test]
+async fn a_llama_server_is_primed_by_a_request_for_one_token() {
+    let server = Canned::start(&llama()).await;
+    let engine = server.connect(EngineKind::LlamaCpp).await.unwrap();
+    let slot = |id, is_busy| {
+        format!("{{\"id\":{id},\"speculative\":true,\"is_processing\":{is_busy},\"id_task\":7}}")
+    };
+    let page = format!("[{},{}]", slot(0, false), slot(1, true));
+    server.set("/slots", json(&page));
+    let slots = engine.slots().await.unwrap();
+    assert_eq!(slots.last_request, Some(7));
+    assert!(slots.is_free && slots.has_others);
+    server.set("/completion", json("{\"stop\":true}"));
+    engine.prime(&[5, 6, 7]).await.unwrap();
+    let asked = server.received("/completion");
+    let body: serde_json::Value =
+        serde_json::from_str(asked[0].split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!(body["prompt"], serde_json::json!([5, 6, 7]));
+    assert_eq!(
+        (&body["n_predict"], &body["id_slot"]),
+        (&1.into(), &0.into())
+    );
+    assert_eq!(body["cache_prompt"], false);
+    let Response(_, kind, text, hangs) = json("{\"error\":{\"code\":400,\"message\":\"no\"}}");
+    server.set("/completion", Response(400, kind, text, hangs));
+    let refused = engine.prime(&[5]).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::InvalidRequest);
+    // Engines of another kind have nothing that could be primed.
+    let other = Canned::start(&sglang()).await;
+    let other = other.connect(EngineKind::Sglang).await.unwrap();
+    assert!(other.slots().await.is_err() && other.prime(&[5]).await.is_err());
+}
+
+#[tokio::test]
 async fn an_engine_is_connected_and_its_stream_is_relayed() {
     let server = Canned::start(&llama()).await;
     let engine = server.connect(EngineKind::LlamaCpp).await.unwrap();

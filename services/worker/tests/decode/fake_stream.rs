@@ -12,8 +12,9 @@ use refrain_protocol::document::FinishReason;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
-    FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, RestoredWeights,
-    StreamingCapabilities, StreamingEngine, StreamingLoad, WorkerConfig, WorkerEngine,
+    EngineSlots, FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
+    RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad, WorkerConfig,
+    WorkerEngine,
 };
 
 use tokio::sync::watch;
@@ -49,6 +50,34 @@ pub(crate) struct FakeStream {
     pub(crate) asked: Mutex<VecDeque<GenerateRequest>>,
     pub(crate) at_work: Arc<AtomicU64>,
     pub(crate) orders: Arc<StreamOrders>,
+    pub(crate) table: FakeTable,
+}
+
+/// The table of n-grams from which the fake engine would draft.
+pub(crate) struct FakeTable {
+    /// Its slots as it tells them, or the kind of its failure.
+    pub(crate) slots: Mutex<Result<EngineSlots, ErrorKind>>,
+    pub(crate) looks: AtomicU64,
+    /// The texts with which it was primed.
+    pub(crate) primed: Mutex<Vec<Vec<TokenId>>>,
+    /// Whether it refuses them.
+    pub(crate) refuses: AtomicBool,
+}
+
+impl Default for FakeTable {
+    fn default() -> Self {
+        let slots = EngineSlots {
+            last_request: None,
+            is_free: true,
+            has_others: false,
+        };
+        FakeTable {
+            slots: Mutex::new(Ok(slots)),
+            looks: AtomicU64::new(0),
+            primed: Mutex::default(),
+            refuses: AtomicBool::new(false),
+        }
+    }
 }
 
 /// The orders of a trainer to the fake engine, and what they leave.
@@ -111,6 +140,7 @@ impl FakeStream {
             asked: Mutex::default(),
             at_work: Arc::default(),
             orders: Arc::default(),
+            table: FakeTable::default(),
         }
     }
 
@@ -260,6 +290,21 @@ impl StreamingEngine for FakeStream {
         match self.orders.begins_anew.load(Ordering::SeqCst) {
             true => RestoredWeights::Initial,
             false => RestoredWeights::Earlier,
+        }
+    }
+
+    async fn slots(&self) -> Result<EngineSlots, ApiError> {
+        self.table.looks.fetch_add(1, Ordering::SeqCst);
+        let slots = *self.table.slots.lock().unwrap();
+        slots.map_err(|kind| ApiError::new(kind, "planned failure"))
+    }
+
+    async fn prime(&self, text: &[TokenId]) -> Result<(), ApiError> {
+        let refuses = self.table.refuses.load(Ordering::SeqCst);
+        self.table.primed.lock().unwrap().push(text.to_vec());
+        match refuses {
+            true => Err(ApiError::new(ErrorKind::Upstream, "planned failure")),
+            false => Ok(()),
         }
     }
 

@@ -25,6 +25,7 @@ mod introductions;
 mod orders;
 mod parking;
 mod prediction;
+mod primer;
 mod statistics;
 mod stream_orders;
 mod streaming;

@@ -5,6 +5,7 @@
 //! prompt cache is shared by all requests.
 
 mod partial;
+mod primer;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ use crate::engine::forms::{FormAbilities, any_object, checked_schema, choice_as_
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
 use crate::engine::order_calls::{OrderCall, no_order};
+use crate::engine::slots::PrimerCalls;
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
 use crate::engine::words::unsupported;
 
@@ -139,6 +141,10 @@ impl Dialect for LlamaCpp {
                 cached_tokens: None,
             }),
         })
+    }
+
+    fn primer(&self) -> Option<PrimerCalls> {
+        Some(primer::CALLS)
     }
 
     fn detokenize(&self, tokens: &[TokenId]) -> Option<(&'static str, Value, &'static str)> {
