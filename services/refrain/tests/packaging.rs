@@ -1,4 +1,4 @@
-//! What packages bring: pages and completions that name each command.
+//! What packages bring: pages and completions that name each command, and one version in all files that have one.
 
 #![allow(
     clippy::unwrap_used,
@@ -83,5 +83,39 @@ fn the_version_has_the_commit() {
     match here.ok().filter(|git| git.status.success()) {
         Some(git) => assert_eq!(commit, String::from_utf8_lossy(&git.stdout).trim()),
         None => assert_eq!(commit, "unknown"),
+    }
+}
+
+#[test]
+fn every_file_has_the_version_of_the_program() {
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, lines) in [
+        ("CHANGELOG.md", vec![format!("## [{version}]")]),
+        (
+            "deploy/helm/refrain/Chart.yaml",
+            vec![
+                format!("version: {version}"),
+                format!("appVersion: {version}"),
+            ],
+        ),
+        (
+            "services/refrain/pyproject.toml",
+            vec![
+                format!("vllm = [\"refrain-client[vllm]=={version}\"]"),
+                format!("sglang = [\"refrain-client[sglang]=={version}\"]"),
+            ],
+        ),
+        (
+            "deploy/image/Dockerfile",
+            vec![format!("ARG VERSION={version}")],
+        ),
+    ] {
+        let text = read(file);
+        for line in lines {
+            assert!(
+                text.lines().any(|found| found.starts_with(&line)),
+                "{file}: no line {line}"
+            );
+        }
     }
 }
