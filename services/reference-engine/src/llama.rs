@@ -42,7 +42,7 @@ pub fn is_gguf(source: &str) -> bool {
         .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
 }
 
-/// Checks that this build can compute GGUF files.
+/// Checks that this build can compute GGUF files, and on this processor.
 ///
 /// # Errors
 /// It cannot, and what to do.
@@ -51,6 +51,16 @@ pub fn check_llama(source: &str) -> anyhow::Result<()> {
         cfg!(feature = "llama"),
         "{source}: this build of Refrain cannot read GGUF files; build it with `cargo build --release --features llama`, \
          which needs cmake and libclang, or put Refrain in front of llama-server (docs/engines.md)"
+    );
+    // What llama.cpp is compiled for here. Without these instructions the process would end at the first of them.
+    #[cfg(all(feature = "llama", target_arch = "x86_64"))]
+    anyhow::ensure!(
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("bmi2"),
+        "{source}: llama.cpp inside Refrain needs a processor with AVX2, FMA, F16C and BMI2, and this one lacks some; \
+         use a newer processor, or put Refrain in front of llama-server (docs/engines.md)"
     );
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
 //! roles, [`gateway`] puts a gateway together, and [`serve`] has the commands that start services. [`store`],
 //! [`usage`], [`tenants`] and [`mesh_roles`] have the operator's commands. [`chat`] talks with a gateway. `cluster`
-//! runs several processes on one machine, for trying out.
+//! runs several processes on one machine, for trying out. [`manual`] has what packages ship beside the program.
 
 pub mod chat;
 mod cluster;
@@ -14,6 +14,7 @@ pub mod health;
 mod late_worker;
 mod local;
 mod local_operator;
+pub mod manual;
 mod mesh_admin;
 pub mod mesh_roles;
 mod model_files;

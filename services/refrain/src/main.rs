@@ -1,9 +1,10 @@
 //! The command line: each command is a function elsewhere.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use refrain::chat::{self, ChatArgs};
 use refrain::config::dev_keys;
 use refrain::health::{self, HealthArgs};
+use refrain::manual::{self, CompletionsArgs, ManArgs};
 use refrain::mesh_roles::{self, MeshArgs};
 use refrain::record::{self, RecordArgs};
 use refrain::role::Role;
@@ -16,6 +17,7 @@ use refrain_lab::bench::{self, BenchOptions};
 use refrain_lab::paper::{self, PaperOptions};
 use refrain_lab::replay::{self, ReplayOptions};
 use refrain_lab::simulate::{self, SimulateOptions};
+use refrain_service_kit::build_info;
 
 /// Requests allocate hundreds of small values on several threads. The system's allocator takes a tenth of their time,
 /// and changes the protection of memory about once per request.
@@ -24,7 +26,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Make LLM serving faster by remembering outputs.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = manual::VERSION)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -70,9 +72,14 @@ enum Command {
     Store(StoreArgs),
     /// Print the usage of tenants, keys and models, for bills, or erase that of a tenant.
     Usage(Box<UsageArgs>),
+    /// Print completions for a shell.
+    Completions(CompletionsArgs),
+    /// Print the page for `man`.
+    Man(ManArgs),
 }
 
 fn main() -> anyhow::Result<()> {
+    build_info::set_commit(manual::COMMIT);
     match Cli::parse().command {
         Command::Up(args) => serve::up(args),
         Command::Gateway(args) => serve::service(Role::Gateway, args),
@@ -96,6 +103,8 @@ fn main() -> anyhow::Result<()> {
         Command::Paper(options) => paper::command(&options),
         Command::Store(args) => store::run(args),
         Command::Usage(args) => usage::run(*args),
+        Command::Completions(args) => manual::completions(&args, Cli::command()),
+        Command::Man(args) => manual::man(&args, Cli::command()),
     }
 }
 

@@ -12,4 +12,11 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::client::{Client, device_words_max};
+
+    #[pymodule_export]
+    #[allow(
+        non_upper_case_globals,
+        reason = "the name that Python packages have for it"
+    )]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

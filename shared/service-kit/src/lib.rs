@@ -12,6 +12,7 @@
 pub mod actor_thread;
 pub mod actors;
 pub mod backoff;
+pub mod build_info;
 pub mod causes;
 pub mod clock;
 pub mod clocks;

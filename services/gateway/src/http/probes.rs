@@ -1,6 +1,7 @@
 //! Routes by which load balancers and tools learn whether the gateway works, under the names that vLLM has for them.
 
 use actix_web::{HttpResponse, Resource, web};
+use refrain_service_kit::build_info;
 use serde_json::json;
 
 use crate::http::state::GatewayState;
@@ -20,7 +21,8 @@ pub(super) async fn ready(gateway: web::Data<GatewayState>) -> HttpResponse {
     }
 }
 
-/// The version of this gateway.
+/// The version of this gateway, and its commit.
 pub(super) async fn version() -> HttpResponse {
-    HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
+    let version = json!({"version": build_info::VERSION, "commit": build_info::commit()});
+    HttpResponse::Ok().json(version)
 }

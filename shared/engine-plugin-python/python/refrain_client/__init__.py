@@ -5,6 +5,6 @@ plugin of vLLM with its suffix cache (`suffix.py`), `scheduler.py` a scheduler f
 SGLang with its corpus (`corpus.py`). `v2/` drafts on the devices of vLLM's Model Runner V2.
 """
 
-from refrain_client._native import Client, device_words_max
+from refrain_client._native import Client, __version__, device_words_max
 
-__all__ = ["Client", "device_words_max"]
+__all__ = ["Client", "__version__", "device_words_max"]

@@ -6,7 +6,7 @@ use std::fs;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
-use crate::{actors, tasks};
+use crate::{actors, build_info, tasks};
 
 crate::metric_families! {
     /// The process by the names that all clients of Prometheus give to these values.
@@ -26,6 +26,8 @@ crate::metric_families! {
         start_seconds: IntGauge = "process_start_time_seconds",
         /// Number of OS threads in the process.
         threads: IntGauge = "process_threads",
+        /// Always 1. Its labels say which program runs.
+        build_info: IntGaugeVec = "refrain_build_info" ["version", "commit"],
         /// Panics of the process, also of calls and of tasks that began anew. The log has the place of each.
         panics: IntCounter = "refrain_panics_total",
         /// Restarts of an actor after a panic, by its name.
@@ -38,6 +40,8 @@ crate::metric_families! {
 impl ProcessMetrics {
     /// Reads the present values. Those that cannot be read stay as they are.
     pub(super) fn update(&self) {
+        let labels = [build_info::VERSION, build_info::commit()];
+        self.build_info.with_label_values(&labels).set(1);
         let more = tasks::panics().saturating_sub(self.panics.get());
         self.panics.inc_by(more);
         actors::observe(|name, restarts, waiting| {
