@@ -52,7 +52,7 @@ pub fn check_llama(source: &str) -> anyhow::Result<()> {
         "{source}: this build of Refrain cannot read GGUF files; build it with `cargo build --release --features llama`, \
          which needs cmake and libclang, or put Refrain in front of llama-server (docs/engines.md)"
     );
-    // What llama.cpp is compiled for here. Without these instructions the process would end at the first of them.
+    // llama.cpp is compiled for these instructions. A processor without them would end the process at the first one.
     #[cfg(all(feature = "llama", target_arch = "x86_64"))]
     anyhow::ensure!(
         is_x86_feature_detected!("avx2")

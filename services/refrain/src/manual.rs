@@ -1,4 +1,4 @@
-//! What packages ship beside the program: completions for shells, and pages for `man`. Both come from the command line
+//! Packages ship completions for shells and pages for `man` beside the program. Both come from the command line
 //! itself, so they name every command and option.
 
 use std::io::{self, Write};
