@@ -65,6 +65,9 @@ pub struct MeshFile {
     pub engines: Vec<UpEngine>,
     /// How long a stopping process lets requests run before it cuts them off.
     pub drain_grace_ms: u64,
+    /// Whether `refrain up` adds an operator although other machines reach the operations listener.
+    #[serde(skip)]
+    pub has_operator_for_others: bool,
 }
 
 impl Default for MeshFile {
@@ -80,6 +83,7 @@ impl Default for MeshFile {
             engine: EngineConfig::default(),
             engines: Vec::new(),
             drain_grace_ms: 30_000,
+            has_operator_for_others: false,
         }
     }
 }

@@ -23,24 +23,31 @@ const KEY_FILE: &str = "api-key";
 /// The file of the audit log, if the configuration names none.
 const AUDIT_FILE: &str = "audit.jsonl";
 
-/// Whether a gateway gets the operator: it has none, and only this machine reaches its operations listener.
-fn is_wanted(gateway: &GatewayConfig) -> bool {
+/// Whether a gateway gets the operator: it has none, and only this machine reaches its operations listener, or
+/// `is_for_others`.
+fn is_wanted(gateway: &GatewayConfig, is_for_others: bool) -> bool {
     let listen = gateway.operations_listen;
-    listen.is_some_and(|listen| listen.ip().is_loopback()) && gateway.operators.is_empty()
+    listen.is_some_and(|listen| is_for_others || listen.ip().is_loopback())
+        && gateway.operators.is_empty()
 }
 
 /// The file with the token of the operator that `refrain up` adds, if it adds one.
 pub(crate) fn token_file(file: &MeshFile) -> Option<PathBuf> {
-    is_wanted(&file.gateway).then(|| file.draft_store.data_dir.join(TOKEN_FILE))
+    is_wanted(&file.gateway, file.has_operator_for_others)
+        .then(|| file.draft_store.data_dir.join(TOKEN_FILE))
 }
 
-/// Adds an operator to a gateway that has none, if only this machine reaches its operations listener. The token stays
-/// the same over restarts. Returns whether it was added.
+/// Adds an operator to a gateway that has none, if only this machine reaches its operations listener, or
+/// `is_for_others`. The token stays the same over restarts. Returns whether it was added.
 ///
 /// # Errors
 /// The token cannot be read or written.
-pub(crate) fn add(gateway: &mut GatewayConfig, data_dir: &Path) -> anyhow::Result<bool> {
-    if !is_wanted(gateway) {
+pub(crate) fn add(
+    gateway: &mut GatewayConfig,
+    is_for_others: bool,
+    data_dir: &Path,
+) -> anyhow::Result<bool> {
+    if !is_wanted(gateway, is_for_others) {
         return Ok(false);
     }
     let token = secret_of(&data_dir.join(TOKEN_FILE), || {
@@ -147,7 +154,7 @@ mod tests {
     fn the_owner_of_the_data_directory_is_an_operator_on_this_machine() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = gateway(Some("127.0.0.1:0"));
-        add(&mut first, dir.path()).unwrap();
+        add(&mut first, false, dir.path()).unwrap();
         let token = std::fs::read_to_string(dir.path().join(TOKEN_FILE)).unwrap();
         assert_eq!(
             first.operators[0].token_sha256,
@@ -158,21 +165,25 @@ mod tests {
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
         // It is the same after a restart, and takes no place that somebody has.
         let mut second = gateway(Some("[::1]:0"));
-        add(&mut second, dir.path()).unwrap();
+        add(&mut second, false, dir.path()).unwrap();
         assert_eq!(second.operators, first.operators);
-        add(&mut second, dir.path()).unwrap();
+        add(&mut second, false, dir.path()).unwrap();
         assert_eq!(second.operators.len(), 1);
     }
 
     #[test]
-    fn a_listener_that_others_reach_has_no_such_operator() {
+    fn a_listener_that_others_reach_has_no_such_operator_unless_it_is_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         for listen in [None, Some("0.0.0.0:0"), Some("10.0.0.7:0")] {
             let mut gateway = gateway(listen);
-            assert!(!add(&mut gateway, dir.path()).unwrap());
+            assert!(!add(&mut gateway, false, dir.path()).unwrap());
             assert!(gateway.operators.is_empty());
         }
         assert!(!dir.path().join(TOKEN_FILE).exists());
+        let mut asked = gateway(Some("0.0.0.0:0"));
+        assert!(add(&mut asked, true, dir.path()).unwrap());
+        assert_eq!(asked.operators.len(), 1);
+        assert!(!add(&mut gateway(None), true, dir.path()).unwrap());
     }
 
     #[test]
@@ -191,7 +202,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let found = || find(dir.path()).unwrap().map(|up| (up.url, up.token));
         assert_eq!(found(), None);
-        add(&mut gateway(Some("127.0.0.1:0")), dir.path()).unwrap();
+        add(&mut gateway(Some("127.0.0.1:0")), false, dir.path()).unwrap();
         announce(dir.path(), Some("http://127.0.0.1:1".into())).unwrap();
         assert_eq!(found(), None, "it was killed, and its files are left");
         let lock = std::fs::File::create(dir.path().join("lock")).unwrap();

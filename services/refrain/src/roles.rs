@@ -1,6 +1,6 @@
 //! Starts the services of a process, and stops them in order.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -198,7 +198,8 @@ impl Process {
         let data_dir = file.draft_store.data_dir.clone();
         let store = refrain_draft_store::start(file.draft_store, auth.clone(), &metrics).await?;
         let store = self.draft_store.insert(store);
-        let has_operator = local_operator::add(&mut file.gateway, &data_dir)?;
+        let has_operator =
+            local_operator::add(&mut file.gateway, file.has_operator_for_others, &data_dir)?;
         let scheduler = refrain_scheduler::start(file.scheduler, auth.clone(), &metrics).await?;
         let scheduler = self.scheduler.insert(scheduler);
         let mut adopters: Vec<Arc<dyn EngineAdopter>> = Vec::new();
@@ -276,6 +277,11 @@ impl Process {
         let scheme = file.gateway.operations_http.scheme();
         let gateway = gateway::start(file.gateway, deps, guests).await?;
         let operations = gateway.operations_addr().filter(|_| has_operator);
+        let operations = operations.map(|addr| match addr.ip().is_unspecified() {
+            // Commands on this machine cannot call an address that stands for all.
+            true => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), addr.port()),
+            false => addr,
+        });
         local_operator::announce(
             &data_dir,
             operations.map(|addr| format!("{scheme}://{addr}")),

@@ -29,6 +29,10 @@ pub struct UpArgs {
     /// Address on which the gateway listens [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
+    /// Address of the listener for operators: the console, metrics and the admin API [default: 127.0.0.1:8090]. Whoever
+    /// reaches it reads the metrics, which name tenants. All else there needs the token in the data directory.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "cluster", value_parser = address)]
+    operations_listen: Option<SocketAddr>,
     /// Make an API key at the first start, into the file `api-key` of the data directory, in place of the well-known
     /// `refrain-dev`. A configuration that says who may call goes first.
     #[arg(long, conflicts_with = "cluster")]
@@ -85,6 +89,10 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     }
     if let Some(listen) = args.listen {
         file.gateway.listen = listen.to_string();
+    }
+    if args.operations_listen.is_some() {
+        file.gateway.operations_listen = args.operations_listen;
+        file.has_operator_for_others = true;
     }
     if let Some(data_dir) = args.data_dir {
         file.draft_store.data_dir = data_dir;
