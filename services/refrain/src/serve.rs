@@ -29,8 +29,9 @@ pub struct UpArgs {
     /// Address on which the gateway listens [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
-    /// Address of the listener for operators: the console, metrics and the admin API [default: 127.0.0.1:8090]. Whoever
-    /// reaches it reads the metrics, which name tenants. All else there needs the token in the data directory.
+    /// Address of the listener for operators: the console, metrics and the admin API [default: 127.0.0.1:8090].
+    /// Whoever reaches it reads the metrics, which name tenants. All else there needs the token in the data
+    /// directory.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "cluster", value_parser = address)]
     operations_listen: Option<SocketAddr>,
     /// Make an API key at the first start, into the file `api-key` of the data directory, in place of the well-known
