@@ -13,6 +13,7 @@ use crate::model_files::BUILTIN;
 
 /// One of several engines of `refrain up`. Without any, `[engine]`, or `[worker.engine]` with `urls.engine`, is the
 /// only one.
+// The keys that `worker.engine` has as well are listed again: of a flattened section, unknown keys are not found.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UpEngine {
