@@ -22,21 +22,36 @@ impl SmallDisk {
             dir: tempfile::tempdir().unwrap(),
         };
         let mounted = disk.run("mount", &["-t", "tmpfs", "-o", &size(megabytes), "tmpfs"]);
-        if !mounted {
-            eprintln!("skipped: only root can mount the small disk that this test fills");
+        if let Err(reason) = &mounted {
+            eprintln!("skipped: only root can mount the small disk that this test fills: {reason}");
         }
-        mounted.then_some(disk)
+        mounted.is_ok().then_some(disk)
     }
 
-    fn run(&self, program: &str, arguments: &[&str]) -> bool {
+    /// Runs a program on the disk. The error is what it wrote.
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<(), String> {
         let mut command = Command::new(program);
         let output = command.args(arguments).arg(self.dir.path()).output();
-        output.is_ok_and(|output| output.status.success())
+        let output = output.map_err(|error| error.to_string())?;
+        let written = String::from_utf8_lossy(&output.stderr).into_owned();
+        output.status.success().then_some(()).ok_or(written)
+    }
+
+    /// Mounts it again with other options. That is tried for ten seconds, because it fails while a thread of a closed
+    /// log still has a file open, or while another test changes the table of mounts that `mount` reads.
+    fn remount(&self, options: &str) {
+        let options = format!("remount,{options}");
+        for tries in 0.. {
+            let Err(reason) = self.run("mount", &["-o", &options]) else {
+                return;
+            };
+            assert!(tries < 200, "{reason}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn resize(&self, megabytes: u32) {
-        let options = format!("remount,{}", size(megabytes));
-        assert!(self.run("mount", &["-o", &options]));
+        self.remount(&size(megabytes));
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -44,7 +59,7 @@ impl SmallDisk {
     }
 
     pub(super) fn make_read_only(&self) {
-        assert!(self.run("mount", &["-o", "remount,ro"]));
+        self.remount("ro");
     }
 
     /// Fills it with a file that is not the store's.
@@ -60,7 +75,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        self.run("umount", &["-l"]);
+        let _ = self.run("umount", &["-l"]);
     }
 }
 
