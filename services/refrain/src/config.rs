@@ -9,8 +9,10 @@ use refrain_accounts::tenants::key::KeyConfig;
 use refrain_draft_store::DraftStoreConfig;
 use refrain_gateway::{GatewayConfig, ModelConfig};
 use refrain_reference_engine::{EngineConfig, SHIPPED_MODEL};
+use refrain_rpc::HttpScheduler;
 use refrain_scheduler::SchedulerConfig;
-use refrain_service_kit::config::{EnvRule, Validate, is_http_url, load};
+use refrain_service_kit::config::{EnvRule, SetKey, Validate, is_http_url, load, set_keys};
+use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry::TelemetryConfig;
 use refrain_worker::WorkerConfig;
@@ -94,6 +96,8 @@ impl Default for MeshFile {
 pub struct Urls {
     /// The scheduler, for gateways and workers.
     pub scheduler: String,
+    /// In place of `scheduler`: several schedulers, of which one leads; see `scheduler.standby`.
+    pub schedulers: Vec<String>,
     /// The draft store, for workers and gateways.
     pub draft_store: String,
     /// In place of `draft_store`: some replicas of draft stores with a feed. They name the others.
@@ -108,11 +112,27 @@ impl Default for Urls {
     fn default() -> Self {
         Urls {
             scheduler: String::new(),
+            schedulers: Vec::new(),
             draft_store: String::new(),
             draft_stores: Vec::new(),
             engine: String::new(),
             timeout_ms: 30_000,
         }
+    }
+}
+
+impl Urls {
+    /// The schedulers, at least one.
+    pub(crate) fn schedulers(&self) -> &[String] {
+        match self.schedulers.is_empty() {
+            true => std::slice::from_ref(&self.scheduler),
+            false => &self.schedulers,
+        }
+    }
+
+    /// A caller of the schedulers.
+    pub(crate) fn scheduler(&self, client: &MeshClient) -> HttpScheduler {
+        HttpScheduler::of(self.schedulers().iter().map(|url| client.at(url)).collect())
     }
 }
 
@@ -159,6 +179,14 @@ impl MeshFile {
         load(file, ENV_RULE, variables, |config: &MeshFile| {
             config.faults(role)
         })
+    }
+
+    /// Every key that has a value, without secrets, and who set it.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn set_keys(file: Option<&Path>) -> anyhow::Result<Vec<SetKey>> {
+        set_keys::<MeshFile>(file, ENV_RULE, std::env::vars_os())
     }
 
     /// Reads the sections that are needed to sign namespaces: the mesh's keys and the gateway's section.
@@ -358,12 +386,20 @@ impl MeshFile {
         let needs_engine = role == Role::Worker && !adopts || is_up && is_external && !adopts;
         let needs_store = role == Role::Worker && urls.draft_stores.is_empty();
         let named = [
-            ("scheduler", &urls.scheduler, needs_scheduler),
+            (
+                "scheduler",
+                &urls.scheduler,
+                needs_scheduler && urls.schedulers.is_empty(),
+            ),
             ("engine", &urls.engine, needs_engine),
             ("draft_store", &urls.draft_store, needs_store),
         ];
         let stores = urls.draft_stores.iter();
         let stores = stores.map(|url| ("draft_stores", url, true));
+        let schedulers = urls.schedulers.iter().map(|url| ("schedulers", url, true));
+        if !urls.scheduler.is_empty() && !urls.schedulers.is_empty() {
+            faults.push("urls: give scheduler or schedulers, not both".to_owned());
+        }
         if !urls.draft_store.is_empty() && !urls.draft_stores.is_empty() {
             faults.push("urls: give draft_store or draft_stores, not both".to_owned());
         }
@@ -377,7 +413,7 @@ impl MeshFile {
             let fault = "gateway.usage_dir: name the store in urls.draft_store as well, since it adds usage up";
             faults.push(fault.to_owned());
         }
-        for (key, url, is_needed) in named.into_iter().chain(stores) {
+        for (key, url, is_needed) in named.into_iter().chain(stores).chain(schedulers) {
             // One that this role does not call is checked as well, where it is set.
             if (is_needed || !url.is_empty()) && !is_http_url(url) {
                 faults.push(format!("urls.{key}: must be an http:// or https:// URL"));

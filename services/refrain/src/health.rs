@@ -35,7 +35,7 @@ pub struct HealthArgs {
 }
 
 /// Reads the name of a command that starts services.
-fn role() -> impl TypedValueParser<Value = Role> {
+pub(crate) fn role() -> impl TypedValueParser<Value = Role> {
     PossibleValuesParser::new(Role::ALL.map(Role::command)).try_map(|name| {
         let mut all = Role::ALL.into_iter();
         all.find(|role| role.command() == name)

@@ -71,7 +71,11 @@ impl EngineConnector {
         }
     }
 
-    async fn connect(&self) -> Result<WorkerEngine, ApiError> {
+    /// Connects to it, and checks its model and its tokenizer.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for an engine that cannot serve the model. Otherwise it does not answer.
+    pub(crate) async fn connect(&self) -> Result<WorkerEngine, ApiError> {
         match &self.kind {
             ConnectorKind::Reference(client, tokenizer) => {
                 let mut engine = HttpEngine::connect(client.clone()).await?;

@@ -2,6 +2,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use refrain::chat::{self, ChatArgs};
+use refrain::check::{self, CheckArgs};
 use refrain::config::dev_keys;
 use refrain::health::{self, HealthArgs};
 use refrain::manual::{self, CompletionsArgs, ManArgs};
@@ -46,6 +47,8 @@ enum Command {
     DraftStore(ServiceArgs),
     /// Start the CPU engine that ships with Refrain.
     ReferenceEngine(ServiceArgs),
+    /// Check a configuration without starting: its keys, its files, its ports and the services that it names.
+    Check(CheckArgs),
     /// Ask a running process whether it can serve, and fail if it cannot.
     Health(HealthArgs),
     /// Print fresh keys for the [mesh] section of a configuration file, or manage the API keys of tenants.
@@ -87,6 +90,7 @@ fn main() -> anyhow::Result<()> {
         Command::Worker(args) => serve::service(Role::Worker, args),
         Command::DraftStore(args) => serve::service(Role::DraftStore, args),
         Command::ReferenceEngine(args) => serve::service(Role::ReferenceEngine, args),
+        Command::Check(args) => check::run(&args),
         Command::Health(args) => health::run(&args),
         Command::Keys(args) => tenants::keys(args),
         Command::Tenants(args) => tenants::tenants(args),

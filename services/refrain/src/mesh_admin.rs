@@ -59,7 +59,8 @@ pub(crate) fn of_gateway(
         false => &urls.draft_stores[..],
     };
     let stores = named.iter().filter(|url| !url.is_empty());
-    let parts = std::iter::once(("scheduler", &urls.scheduler))
+    let schedulers = urls.schedulers().iter().map(|url| ("scheduler", url));
+    let parts = schedulers
         .chain(stores.map(|url| ("draft-store", url)))
         .map(|(role, url)| MeshPart {
             role,

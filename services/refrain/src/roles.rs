@@ -7,8 +7,8 @@ use std::time::Duration;
 use refrain_gateway::GatewayDeps;
 use refrain_reference_engine::EngineServer;
 use refrain_rpc::{
-    DraftStore, EngineAdopter, HttpEngineAdopter, HttpScheduler, HttpWorkers, MeshAdmin, Scheduler,
-    Workers, draft_store,
+    DraftStore, EngineAdopter, HttpEngineAdopter, HttpWorkers, MeshAdmin, Scheduler, Workers,
+    draft_store,
 };
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
@@ -81,7 +81,7 @@ impl Process {
                     adopters: adopters(&file.gateway.trainer.adopters, &client),
                 };
                 let deps = GatewayDeps {
-                    scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    scheduler: Arc::new(file.urls.scheduler(&client)),
                     store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
@@ -103,7 +103,7 @@ impl Process {
                 let client = client()?;
                 let with = AdopterDeps {
                     expected: expected_model(&file.worker.engine)?,
-                    scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    scheduler: Arc::new(file.urls.scheduler(&client)),
                     store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
                     auth: auth()?,
                     client,
@@ -123,7 +123,7 @@ impl Process {
                         file.urls.engine.clone(),
                         &client,
                     )?,
-                    scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    scheduler: Arc::new(file.urls.scheduler(&client)),
                     store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
                     config: file.worker,
                     auth,

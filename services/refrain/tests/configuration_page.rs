@@ -13,7 +13,8 @@ use std::path::PathBuf;
 
 use refrain::config::MeshFile;
 use refrain_engine_plugin::PluginConfig;
-use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use refrain_service_kit::config::keys as schema_keys;
+use schemars::JsonSchema;
 use serde_json::Value;
 
 const RENEW: &str = "UPDATE_DOCS=1 cargo test -p refrain --test configuration_page";
@@ -31,71 +32,13 @@ struct Key {
 
 /// Every key of a configuration type, in the order of its fields.
 fn keys<T: JsonSchema>() -> Vec<Key> {
-    let settings = SchemaSettings::draft2020_12();
-    let mut generator = SchemaGenerator::new(settings);
-    let root = T::json_schema(&mut generator);
-    let definitions = generator.definitions().clone();
-    let mut keys = Vec::new();
-    walk(root.as_value(), &definitions, "", &mut keys);
-    keys
-}
-
-type Definitions = serde_json::Map<String, Value>;
-
-/// The schema that a reference points to, or the schema itself.
-fn resolve<'a>(schema: &'a Value, definitions: &'a Definitions) -> &'a Value {
-    let by_name = |schema: &Value| {
-        let name = schema["$ref"].as_str()?.rsplit('/').next()?.to_owned();
-        definitions.get(&name)
-    };
-    let options = schema["anyOf"].as_array().into_iter().flatten();
-    by_name(schema)
-        .or_else(|| options.clone().find_map(by_name))
-        .unwrap_or(schema)
-}
-
-/// The keys of a section, then those of the sections in it.
-fn walk(schema: &Value, definitions: &Definitions, section: &str, keys: &mut Vec<Key>) {
-    let schema = resolve(schema, definitions);
-    let mut inner = Vec::new();
-    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        let path = match section {
-            "" => name.clone(),
-            section => format!("{section}.{name}"),
-        };
-        let target = resolve(property, definitions);
-        if target["properties"].is_object() {
-            inner.push((target, path));
-            continue;
-        }
-        keys.push(Key {
-            default: default(property, target),
-            meaning: meaning(property, target),
-            path: path.clone(),
-        });
-        for (element, suffix) in [("items", "[]"), ("additionalProperties", ".NAME")] {
-            let element = resolve(&target[element], definitions);
-            if element["properties"].is_object() {
-                inner.push((element, format!("{path}{suffix}")));
-            }
-        }
-    }
-    for (schema, section) in inner {
-        walk(schema, definitions, &section, keys);
-    }
-}
-
-fn default(property: &Value, target: &Value) -> Option<String> {
-    match (&property["default"], target["type"].as_str()) {
-        (Value::Null, Some("array")) => Some("[]".into()),
-        (Value::Null, Some("object")) => Some("{}".into()),
-        (Value::Null, _) => None,
-        // Numbers of 32 bits have many digits as numbers of 64 bits.
-        (Value::Number(number), _) if number.is_f64() => {
-            number.as_f64().map(|number| (number as f32).to_string())
-        }
-        (value, _) => Some(value.to_string()),
-    }
+    let keys = schema_keys::<T>().into_iter();
+    keys.map(|key| Key {
+        default: key.default(),
+        meaning: meaning(&key.property, &key.target),
+        path: key.path,
+    })
+    .collect()
 }
 
 fn meaning(property: &Value, target: &Value) -> String {
@@ -366,22 +309,6 @@ fn units_follow_from_names() {
     ] {
         assert_eq!(unit(path), expected, "{path}");
     }
-}
-
-/// A schema that is a plain reference is resolved; one that may be null as well.
-#[test]
-fn optional_sections_are_found() {
-    let definitions: Definitions =
-        serde_json::from_str(r#"{"Inner": {"properties": {"a_ms": {"type": "integer"}}}}"#)
-            .unwrap();
-    let schema = Schema::try_from(serde_json::json!({
-        "properties": {"inner": {"anyOf": [{"$ref": "#/$defs/Inner"}, {"type": "null"}]}}
-    }))
-    .unwrap();
-    let mut keys = Vec::new();
-    walk(schema.as_value(), &definitions, "", &mut keys);
-    assert_eq!(keys.len(), 1);
-    assert_eq!(keys[0].path, "inner.a_ms");
 }
 
 /// Fields of requests and metrics that are named like keys.

@@ -1,11 +1,15 @@
 //! The `[scheduler]` section of the configuration: addresses and limits, with their defaults.
 
+mod standby;
+
 use std::net::SocketAddr;
 
 use refrain_rpc::{HEARTBEAT_RETRY_PAUSE, HEARTBEAT_TIMEOUT};
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::ListenerConfig;
 use serde::{Deserialize, Serialize};
+
+pub use self::standby::StandbyConfig;
 
 /// Heartbeats that fit into `worker_ttl_ms`, so that a worker may miss some of them and still count as live.
 const HEARTBEATS_PER_TTL: u64 = 5;
@@ -70,6 +74,8 @@ pub struct SchedulerConfig {
     pub listen: Option<SocketAddr>,
     /// The certificate and the time limits of that listener.
     pub http: ListenerConfig,
+    /// Other schedulers that stand by. Without it this one is alone.
+    pub standby: Option<StandbyConfig>,
     /// Maximum number of requests that wait for a lease, of all tenants together. Further ones are refused with 429.
     pub queue_max: usize,
     /// Maximum number of requests of one tenant that wait for a lease. Further ones of that tenant are refused with
@@ -153,6 +159,7 @@ impl Default for SchedulerConfig {
         SchedulerConfig {
             listen: None,
             http: ListenerConfig::default(),
+            standby: None,
             queue_max: 10_000,
             tenant_queue_max: 2_000,
             rollout_queue_max: 20_000,
@@ -204,6 +211,7 @@ impl Validate for SchedulerConfig {
             }
         }
         faults.extend(self.http.faults("http"));
+        faults.extend(self.standby.iter().flat_map(StandbyConfig::faults));
         let interval_ms = self.heartbeat_interval_ms();
         let needed_ms = interval_ms.saturating_add(self.heartbeat_repeat_ms);
         if self.worker_ttl_ms <= needed_ms {

@@ -27,6 +27,7 @@ use crate::dispatch::{
     Dispatch, DispatchEffect, DispatchEvent, LeaseCallId, LeaseEnd, scheduler_unavailable,
 };
 use crate::event_log;
+use crate::leadership::Leadership;
 use crate::metrics::SchedulerMetrics;
 
 /// The error for calls that were lost in a panic of the core.
@@ -74,9 +75,13 @@ struct Shared {
 }
 
 impl SharedDispatcher {
-    pub(crate) fn new(config: SchedulerConfig, metrics: SchedulerMetrics) -> Self {
+    pub(crate) fn new(
+        config: SchedulerConfig,
+        metrics: SchedulerMetrics,
+        leadership: Leadership,
+    ) -> Self {
         SharedDispatcher(Arc::new(Shared {
-            dispatcher: Mutex::new(Dispatcher::new(config, metrics)),
+            dispatcher: Mutex::new(Dispatcher::new(config, metrics, leadership)),
             places: Semaphore::new(WAITING_MAX),
             turn: tokio::sync::Mutex::default(),
             earlier: Notify::new(),
@@ -131,12 +136,13 @@ pub(crate) struct Dispatcher {
     epoch_last: Arc<AtomicU64>,
     draining: bool,
     metrics: SchedulerMetrics,
+    leadership: Leadership,
     /// When the next tick is due, if one is set or was asked for.
     tick_due_ms: Option<u64>,
 }
 
 impl Dispatcher {
-    fn new(config: SchedulerConfig, metrics: SchedulerMetrics) -> Self {
+    fn new(config: SchedulerConfig, metrics: SchedulerMetrics, leadership: Leadership) -> Self {
         let clock = Clock::new();
         let epoch_last = Arc::new(AtomicU64::new(0));
         let rebuild = {
@@ -157,6 +163,7 @@ impl Dispatcher {
             epoch_last,
             draining: false,
             metrics,
+            leadership,
             tick_due_ms: None,
         }
     }
@@ -191,6 +198,18 @@ impl Dispatcher {
         self.apply(DispatchEvent::Drain);
     }
 
+    /// Refuses all waiting calls, since another scheduler leads. Their callers ask that one.
+    pub(crate) fn refuse_waiting(&mut self) {
+        let Err(error) = self.leadership.check() else {
+            return;
+        };
+        let waiting: Vec<_> = self.waiting.drain().collect();
+        for (call, (_, reply)) in waiting {
+            let _ = reply.send(Err(error.clone()));
+            self.apply(DispatchEvent::Withdraw { call });
+        }
+    }
+
     /// Applies the tick whose timer has fired.
     fn tick(&mut self) {
         self.tick_due_ms = None;
@@ -213,7 +232,10 @@ impl Dispatcher {
                 self.carry_out(effect, &mut events);
             }
         }
-        self.metrics.observe(self.core.core());
+        // The gauges of all schedulers add up to those of the leader.
+        if self.leadership.leads() {
+            self.metrics.observe(self.core.core());
+        }
     }
 
     /// Reads from the core, with the present time. `None` if it panicked.
@@ -256,6 +278,14 @@ impl Dispatcher {
                 waited_ms,
                 placed,
             } => {
+                // Another scheduler may have taken over while the call waited.
+                if let Err(error) = self.leadership.check() {
+                    if let Some((_, reply)) = self.waiting.remove(&call) {
+                        let _ = reply.send(Err(error));
+                    }
+                    events.push_back(DispatchEvent::Undelivered { lease: lease.lease });
+                    return;
+                }
                 self.epoch_last.store(lease.epoch, Ordering::Relaxed);
                 self.metrics.granted(waited_ms, &lease.worker, &placed);
                 event_log::granted(&lease, waited_ms, &placed);
@@ -286,6 +316,10 @@ impl Dispatcher {
                 self.heartbeat_answer = Some(answer);
             }
             DispatchEffect::LeaseEnded { lease, worker, end } => {
+                // One that stands by learns of ends by heartbeats alone.
+                if !self.leadership.leads() {
+                    return;
+                }
                 self.metrics.ended(end);
                 if !matches!(end, LeaseEnd::Finished(_) | LeaseEnd::Undelivered) {
                     tracing::info!(%lease, %worker, end = end.as_str(), "lease ended without a finish");
@@ -333,7 +367,8 @@ mod tests {
     async fn events_that_are_in_no_hurry_take_turns_and_too_many_are_refused() {
         let metrics = Metrics::new().unwrap();
         let metrics = SchedulerMetrics::register(metrics.registry()).unwrap();
-        let shared = SharedDispatcher::new(SchedulerConfig::default(), metrics);
+        let alone = Leadership::alone();
+        let shared = SharedDispatcher::new(SchedulerConfig::default(), metrics, alone);
         let turn = shared.0.turn.lock().await;
         let calls = (0..WAITING_MAX).map(|_| shared.apply_in_turn(|_| ()));
         let mut calls: FuturesUnordered<_> = calls.collect();

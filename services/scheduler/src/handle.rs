@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use crate::dispatch::{Dispatch, DispatchEvent, DispatchState, LeaseCallId, scheduler_unavailable};
 use crate::dispatcher::{Dispatcher, QUEUE_LOST, SharedDispatcher};
+use crate::leadership::Leadership;
 use crate::metrics::SchedulerMetrics;
 
 /// A handle on the running scheduler. It is cheap to clone.
@@ -26,6 +27,7 @@ pub struct SchedulerHandle {
     /// The id of the next call for a lease.
     next_call: Arc<AtomicU64>,
     draining: Arc<AtomicBool>,
+    leadership: Leadership,
 }
 
 impl SchedulerHandle {
@@ -33,6 +35,7 @@ impl SchedulerHandle {
         dispatcher: SharedDispatcher,
         mesh: MeshAuth,
         metrics: SchedulerMetrics,
+        leadership: Leadership,
     ) -> Self {
         SchedulerHandle {
             dispatcher,
@@ -40,6 +43,7 @@ impl SchedulerHandle {
             metrics,
             next_call: Arc::default(),
             draining: Arc::default(),
+            leadership,
         }
     }
 
@@ -124,6 +128,7 @@ impl Drop for PendingLease {
 #[async_trait]
 impl Scheduler for SchedulerHandle {
     async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError> {
+        self.leadership.check()?;
         self.mesh.verify(&request.namespace).inspect_err(|_| {
             self.metrics.rejected("signature");
         })?;
@@ -144,6 +149,7 @@ impl Scheduler for SchedulerHandle {
     }
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
+        self.leadership.check()?;
         self.finish_now(&finish);
         Ok(())
     }
@@ -155,16 +161,22 @@ impl Scheduler for SchedulerHandle {
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
-        self.ask(|dispatcher| dispatcher.heartbeat(heartbeat))
-            .await?
+        let reply = self
+            .ask(|dispatcher| dispatcher.heartbeat(heartbeat))
+            .await?;
+        // One that stands by learns of the worker, and the leader alone says what it should do.
+        self.leadership.check()?;
+        reply
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
+        self.leadership.check()?;
         self.ask(|dispatcher| dispatcher.read(|core, _| core.models()))
             .await
     }
 
     async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
+        self.leadership.check()?;
         self.ask(|dispatcher| dispatcher.read(Dispatch::worker_reports))
             .await
     }

@@ -20,6 +20,7 @@
 //! | `dispatcher.rs` | The core with its surroundings: clock, timer, replies, recovery from panics. |
 //! | `event_log.rs` | The log lines of who asked, who got a chunk, and how it ended. |
 //! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
+//! | `leadership.rs` | Which of several schedulers grants leases. |
 //! | `server.rs` | Start and drain. |
 //!
 //! ```no_run
@@ -44,11 +45,12 @@ mod dispatcher;
 mod event_log;
 mod handle;
 mod http;
+mod leadership;
 mod metrics;
 mod order;
 mod placement;
 mod server;
 
-pub use config::SchedulerConfig;
+pub use config::{SchedulerConfig, StandbyConfig};
 pub use handle::SchedulerHandle;
 pub use server::{SchedulerServer, start};

@@ -48,6 +48,8 @@ refrain_service_kit::metric_families! {
         context_tokens: IntCounterVec = "refrain_scheduler_context_tokens_total" ["worker", "context"],
         /// How far finished rollouts were from the length that was expected when they started, by their true length.
         estimate_error: Histogram = "refrain_scheduler_estimate_error_ratio" in ERROR_BUCKETS,
+        /// Whether this scheduler grants leases (1) or stands by for another one (0).
+        leads: IntGauge = "refrain_scheduler_leads",
         /// Leases that are held now.
         leases_running: IntGauge = "refrain_scheduler_leases_running",
         /// Live workers, by their heartbeats.
@@ -105,6 +107,26 @@ impl SchedulerMetrics {
         self.leases.with_label_values(&[end.as_str()]).inc();
         if end == LeaseEnd::Expired {
             self.expired_leases.inc();
+        }
+    }
+
+    /// Notes whether this process leads. One that does not shows nothing of what it knows.
+    pub(crate) fn led(&self, leads: bool) {
+        self.leads.set(i64::from(leads));
+        if !leads {
+            for gauge in [
+                &self.queue_length,
+                &self.groups,
+                &self.prefixes,
+                &self.sessions_tracked,
+                &self.leases_running,
+                &self.workers,
+            ] {
+                gauge.set(0);
+            }
+            for class in CLASSES {
+                self.waiting.with_label_values(&[class.as_str()]).set(0);
+            }
         }
     }
 

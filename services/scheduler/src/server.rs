@@ -11,9 +11,10 @@ use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::SchedulerConfig;
-use crate::dispatcher::SharedDispatcher;
+use crate::dispatcher::{Dispatcher, SharedDispatcher};
 use crate::handle::SchedulerHandle;
 use crate::http;
+use crate::leadership::{Election, Leadership};
 use crate::metrics::SchedulerMetrics;
 
 #[cfg(test)]
@@ -30,6 +31,8 @@ pub struct SchedulerServer {
     listener: Option<Server>,
     /// Keeps the timer of the dispatcher until this is dropped.
     _timer: Actor,
+    /// Stands for election, if there are several schedulers.
+    election: Option<(Arc<Election>, Actor)>,
 }
 
 /// Starts the dispatcher and, if `config.listen` is set, its listener.
@@ -48,10 +51,35 @@ pub async fn start(
         faults.join("; ")
     );
     let scheduler_metrics = SchedulerMetrics::register(metrics.registry())?;
-    let dispatcher = SharedDispatcher::new(config.clone(), scheduler_metrics.clone());
+    let election = config.standby.as_ref().map(Election::new).transpose()?;
+    let leadership = election
+        .as_ref()
+        .map_or_else(Leadership::alone, Election::leadership);
+    scheduler_metrics.led(leadership.leads());
+    let dispatcher = SharedDispatcher::new(
+        config.clone(),
+        scheduler_metrics.clone(),
+        leadership.clone(),
+    );
+    let election = election.map(|election| {
+        let election = Arc::new(election);
+        let (stands, told) = (election.clone(), dispatcher.clone());
+        let shown = scheduler_metrics.clone();
+        let body = move || {
+            let (election, dispatcher, metrics) = (stands.clone(), told.clone(), shown.clone());
+            async move {
+                let changed = |leads| {
+                    metrics.led(leads);
+                    dispatcher.apply(Dispatcher::refuse_waiting);
+                };
+                election.run(changed).await;
+            }
+        };
+        (election, actors::start("election", body))
+    });
     let timed = dispatcher.clone();
     let timer = actors::start("dispatch timer", move || timed.clone().keep_time());
-    let handle = SchedulerHandle::new(dispatcher, mesh.clone(), scheduler_metrics);
+    let handle = SchedulerHandle::new(dispatcher, mesh.clone(), scheduler_metrics, leadership);
     let listen = |listen| {
         let options = ServeOptions {
             service: "scheduler",
@@ -72,6 +100,7 @@ pub async fn start(
         handle,
         listener,
         _timer: timer,
+        election,
     })
 }
 
@@ -90,6 +119,10 @@ impl SchedulerServer {
     ///
     /// Running chunks end without the scheduler, so the drain does not wait for them.
     pub async fn drain(self, grace: Duration) {
+        if let Some((election, actor)) = self.election {
+            actor.stop(Duration::ZERO).await;
+            election.resign().await;
+        }
         self.handle.drain();
         if let Some(listener) = &self.listener {
             listener.stop_within(grace).await;

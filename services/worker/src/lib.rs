@@ -59,7 +59,7 @@ use crate::service::{Heartbeats, OrderedDrain, WorkerParts};
 use crate::shared::Shared;
 use crate::streaming::{Primer, StreamContext};
 
-pub use adoption::{Adopter, AdopterDeps, AdopterServer};
+pub use adoption::{Adopter, AdopterDeps, AdopterServer, look_up};
 pub use config::{
     AdoptionConfig, ApiKey, DrafterConfig, EngineConfig, EngineKind, ExpansionChoice,
     FallbackChoice, PrimerConfig, RouterChoice, SpeculationConfig, WorkerConfig,

@@ -1,8 +1,11 @@
 //! The interface of the scheduler.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
+use refrain_protocol::error::code;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerReport,
 };
@@ -74,19 +77,61 @@ const LEASE_BYTES_MAX: usize = 64 << 10;
 /// line feed, which JSON skips, every [`LEASE_ALIVE_EVERY`], and then a [`LeaseAnswer`]. Short calls that are
 /// repeated would do as well, but then the scheduler would have to keep places in the queue for callers that may be
 /// gone.
+///
+/// Of several schedulers one leads. It is found by asking: the others answer that they stand by. Heartbeats go to all
+/// of them, so that each knows the workers when it has to take over.
 pub struct HttpScheduler {
-    client: MeshClient,
+    clients: Vec<MeshClient>,
+    /// The one that answered last.
+    leader: AtomicUsize,
 }
 
 impl HttpScheduler {
     /// Creates a client of the scheduler that `client` calls.
     pub fn new(client: MeshClient) -> Self {
-        HttpScheduler { client }
+        HttpScheduler::of(vec![client])
     }
 
-    fn call_timeout(&self) -> Option<Duration> {
-        Some(self.client.timeout().min(CALL_TIMEOUT))
+    /// Creates a client of several schedulers, of which one leads. There has to be at least one.
+    pub fn of(clients: Vec<MeshClient>) -> Self {
+        HttpScheduler {
+            clients,
+            leader: AtomicUsize::new(0),
+        }
     }
+
+    /// Asks the leader. Where the one that answered last leads no more, the others are asked, each once.
+    async fn ask<T, F>(&self, call: impl Fn(MeshClient) -> F) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>>,
+    {
+        let (first, count) = (self.leader.load(Ordering::Relaxed), self.clients.len());
+        let mut refusal = None;
+        for at in (first..count).chain(0..first) {
+            match call(self.clients[at].clone()).await {
+                Err(error) if count > 1 && may_not_lead(&error) => {
+                    refusal.get_or_insert(error);
+                }
+                answer => {
+                    self.leader.store(at, Ordering::Relaxed);
+                    return answer;
+                }
+            }
+        }
+        let nobody = || ApiError::new(ErrorKind::Unavailable, "no scheduler is named");
+        Err(refusal.unwrap_or_else(nobody))
+    }
+}
+
+/// Whether another scheduler may lead in place of the one that failed like this.
+fn may_not_lead(error: &ApiError) -> bool {
+    error.has_code(code::SCHEDULER_UNAVAILABLE)
+        || error.has_code(code::SERVICE_UNREACHABLE)
+        || matches!(error.kind, ErrorKind::Timeout)
+}
+
+fn call_timeout(client: &MeshClient) -> Option<Duration> {
+    Some(client.timeout().min(CALL_TIMEOUT))
 }
 
 /// The body of the response to a call for a lease that has waited.
@@ -110,55 +155,73 @@ fn broken(detail: impl std::fmt::Display) -> ApiError {
 #[async_trait]
 impl Scheduler for HttpScheduler {
     async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError> {
-        let mut response = self
-            .client
-            .post_stream("/internal/v1/lease", &request, LEASE_SILENCE_MAX)
-            .await?;
-        let mut silence = Deadline::after(LEASE_SILENCE_MAX);
-        let mut answer = Vec::new();
-        loop {
-            match silence.bound(response.chunk()).await {
-                None => {
-                    let message = "the scheduler fell silent";
-                    return Err(ApiError::new(ErrorKind::Timeout, message));
-                }
-                Some(Err(error)) => return Err(broken(error)),
-                Some(Ok(None)) => break,
-                Some(Ok(Some(bytes))) if answer.len() + bytes.len() > LEASE_BYTES_MAX => {
-                    return Err(broken("its answer is too long"));
-                }
-                // Line feeds before the answer only show that the scheduler is alive.
-                Some(Ok(Some(bytes))) if answer.is_empty() => {
-                    answer.extend_from_slice(bytes.trim_ascii_start());
-                }
-                Some(Ok(Some(bytes))) => answer.extend_from_slice(&bytes),
-            }
-            silence.set(Instant::now() + LEASE_SILENCE_MAX);
-        }
-        match serde_json::from_slice(&answer) {
-            Ok(LeaseAnswer::Granted(lease)) => Ok(lease),
-            Ok(LeaseAnswer::Refused { error }) => Err(error),
-            Err(error) => Err(broken(error)),
-        }
+        self.ask(|client| lease(client, &request)).await
     }
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
-        self.client
-            .post_json("/internal/v1/finish", &finish, self.call_timeout())
-            .await
+        self.ask(|client| {
+            let finish = &finish;
+            async move {
+                let timeout = call_timeout(&client);
+                client
+                    .post_json("/internal/v1/finish", finish, timeout)
+                    .await
+            }
+        })
+        .await
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
-        self.client
-            .post_json("/internal/v1/heartbeat", &heartbeat, self.call_timeout())
-            .await
+        let replies = self.clients.iter().map(|client| {
+            let timeout = call_timeout(client);
+            client.post_json("/internal/v1/heartbeat", &heartbeat, timeout)
+        });
+        let mut replies = join_all(replies).await;
+        // Only the leader answers. Where nobody does, the one that led last says most.
+        let leader = self.leader.load(Ordering::Relaxed);
+        let answered = replies.iter().position(Result::is_ok);
+        replies.swap_remove(answered.unwrap_or(leader))
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
-        self.client.get_json("/internal/v1/models").await
+        self.ask(|client| async move { client.get_json("/internal/v1/models").await })
+            .await
     }
 
     async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
-        self.client.get_json("/internal/v1/workers").await
+        self.ask(|client| async move { client.get_json("/internal/v1/workers").await })
+            .await
+    }
+}
+
+async fn lease(client: MeshClient, request: &LeaseRequest) -> Result<Lease, ApiError> {
+    let mut response = client
+        .post_stream("/internal/v1/lease", request, LEASE_SILENCE_MAX)
+        .await?;
+    let mut silence = Deadline::after(LEASE_SILENCE_MAX);
+    let mut answer = Vec::new();
+    loop {
+        match silence.bound(response.chunk()).await {
+            None => {
+                let message = "the scheduler fell silent";
+                return Err(ApiError::new(ErrorKind::Timeout, message));
+            }
+            Some(Err(error)) => return Err(broken(error)),
+            Some(Ok(None)) => break,
+            Some(Ok(Some(bytes))) if answer.len() + bytes.len() > LEASE_BYTES_MAX => {
+                return Err(broken("its answer is too long"));
+            }
+            // Line feeds before the answer only show that the scheduler is alive.
+            Some(Ok(Some(bytes))) if answer.is_empty() => {
+                answer.extend_from_slice(bytes.trim_ascii_start());
+            }
+            Some(Ok(Some(bytes))) => answer.extend_from_slice(&bytes),
+        }
+        silence.set(Instant::now() + LEASE_SILENCE_MAX);
+    }
+    match serde_json::from_slice(&answer) {
+        Ok(LeaseAnswer::Granted(lease)) => Ok(lease),
+        Ok(LeaseAnswer::Refused { error }) => Err(error),
+        Err(error) => Err(broken(error)),
     }
 }

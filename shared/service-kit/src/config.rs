@@ -11,6 +11,8 @@
 //! container `REFRAIN_GATEWAY_SERVICE_HOST` and six more variables for a service called `refrain-gateway`. A setting
 //! that names no key, or is not UTF-8, is a fault.
 
+mod schema_keys;
+mod set_keys;
 mod similar_keys;
 
 use std::ffi::{OsStr, OsString};
@@ -21,6 +23,8 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
+pub use self::schema_keys::{Key, keys};
+pub use self::set_keys::{HIDDEN, SetBy, SetKey, set_keys};
 use self::similar_keys::similar_key;
 
 /// A configuration that checks its own values.
@@ -132,25 +136,7 @@ pub fn load<T: DeserializeOwned + JsonSchema>(
     env: impl Iterator<Item = (OsString, OsString)>,
     rules: impl Fn(&T) -> Vec<String>,
 ) -> anyhow::Result<T> {
-    let mut table = match file {
-        None => Table::new(),
-        Some(path) => {
-            let name = path.display();
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| anyhow!("cannot read {name}: {error}"))?;
-            if path
-                .extension()
-                .is_some_and(|extension| extension == "json")
-            {
-                serde_json::from_str::<serde_json::Value>(&text)
-                    .and_then(|json| serde_json::from_value(without_nulls(json)))
-                    .map_err(|error| anyhow!("{name} is not JSON: {error}"))?
-            } else {
-                text.parse()
-                    .map_err(|error| anyhow!("{name} is not TOML: {error}"))?
-            }
-        }
-    };
+    let mut table = read_table(file)?;
     let mut faults = Vec::new();
     let settings = overlay(&mut table, env_rule, env, &mut faults);
     let meant = |name: &str| {
@@ -181,6 +167,25 @@ pub fn load<T: DeserializeOwned + JsonSchema>(
             faults.len(),
             faults.join("\n  - ")
         ),
+    }
+}
+
+/// The table in `file`; an empty one if there is no file.
+fn read_table(file: Option<&Path>) -> anyhow::Result<Table> {
+    let Some(path) = file else {
+        return Ok(Table::new());
+    };
+    let name = path.display();
+    let text =
+        std::fs::read_to_string(path).map_err(|error| anyhow!("cannot read {name}: {error}"))?;
+    let extension = path.extension();
+    if extension.is_some_and(|extension| extension == "json") {
+        serde_json::from_str::<serde_json::Value>(&text)
+            .and_then(|json| serde_json::from_value(without_nulls(json)))
+            .map_err(|error| anyhow!("{name} is not JSON: {error}"))
+    } else {
+        text.parse()
+            .map_err(|error| anyhow!("{name} is not TOML: {error}"))
     }
 }
 

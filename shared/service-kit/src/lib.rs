@@ -16,6 +16,7 @@ pub mod build_info;
 pub mod causes;
 pub mod clock;
 pub mod clocks;
+pub mod cluster_api;
 pub mod config;
 pub mod deadline;
 pub mod descriptors;

@@ -6,9 +6,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{EraseReply, EraseRequest};
-use refrain_rpc::{
-    EngineForgotten, Engines, Erasure, HttpScheduler, HttpWorkers, OtherPlaces, UsageErased,
-};
+use refrain_rpc::{EngineForgotten, Engines, Erasure, OtherPlaces, UsageErased};
 use refrain_service_kit::http::MeshClient;
 
 use crate::command::print;
@@ -85,14 +83,11 @@ async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
         quarantines: args.quarantines,
     };
     let usage = target.usage_replicas();
-    let client = match args.everything {
+    let known = match args.everything {
         true => args.target.scheduler(args.scheduler.as_deref()),
         false => Ok(None),
     };
-    let known = client.map_err(ApiError::internal)?.map(|client| {
-        let scheduler = HttpScheduler::new(client.clone());
-        (scheduler, HttpWorkers::new(client))
-    });
+    let known = known.map_err(ApiError::internal)?;
     let engines = known
         .as_ref()
         .map(|(scheduler, workers)| Engines { scheduler, workers });

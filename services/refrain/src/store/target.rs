@@ -7,7 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_draft_store::{ClosedStore, DraftStoreConfig, DraftStoreServer};
-use refrain_rpc::{HttpStoreAdmin, HttpUsageStore, StoreAdmin, UsageReplica, UsageStore};
+use refrain_rpc::{
+    HttpScheduler, HttpStoreAdmin, HttpUsageStore, HttpWorkers, StoreAdmin, UsageReplica,
+    UsageStore,
+};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials};
 use refrain_service_kit::telemetry::Metrics;
@@ -98,18 +101,28 @@ impl TargetArgs {
         })
     }
 
-    /// A client of the scheduler at `url`, or of that in the configuration file. `None`: neither names one.
+    /// Callers of the scheduler at `url` and of its workers, or of those in the configuration file. `None`: neither
+    /// names one.
     ///
     /// # Errors
     /// There are no credentials.
-    pub(super) fn scheduler(&self, url: Option<&str>) -> anyhow::Result<Option<MeshClient>> {
+    pub(super) fn scheduler(
+        &self,
+        url: Option<&str>,
+    ) -> anyhow::Result<Option<(HttpScheduler, HttpWorkers)>> {
         let file = self.file()?;
-        let of_file = file.as_ref().map(|file| &*file.urls.scheduler);
-        let Some(url) = url.or(of_file).filter(|url| !url.is_empty()) else {
-            return Ok(None);
+        let urls = match (url, &file) {
+            (Some(url), _) => vec![url.to_owned()],
+            (None, Some(file)) => file.urls.schedulers().to_vec(),
+            (None, None) => Vec::new(),
         };
+        if urls.iter().all(String::is_empty) {
+            return Ok(None);
+        }
         let credentials = self.credentials(file.as_ref())?;
-        MeshClient::with_credentials(url, credentials, TIMEOUT).map(Some)
+        let client = MeshClient::with_credentials("", credentials, TIMEOUT)?;
+        let scheduler = HttpScheduler::of(urls.iter().map(|url| client.at(url)).collect());
+        Ok(Some((scheduler, HttpWorkers::new(client))))
     }
 }
 

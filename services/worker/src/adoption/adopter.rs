@@ -17,7 +17,7 @@ use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::{
     ChunkStream, DraftStore, EngineAddress, EngineAdopter, Scheduler, Worker, Workers,
 };
-use refrain_service_kit::actors;
+use refrain_service_kit::actors::{self, Actor};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, PART_MARK};
@@ -27,7 +27,8 @@ use tokio::runtime::Handle;
 
 use super::allowed_hosts::AllowedHosts;
 use super::connection::{Connected, Connector};
-use super::engine_table::{DrivenEngine, Engine, EngineStage, EngineTable};
+use super::discovery::Discovery;
+use super::engine_table::{DrivenEngine, Engine, EngineStage, EngineTable, Origin};
 use super::metrics::{AdoptionFamilies, AdoptionOutcome};
 use super::record;
 use crate::config::WorkerConfig;
@@ -60,14 +61,14 @@ pub struct Adopter {
     parts: Arc<AdopterParts>,
 }
 
-struct AdopterParts {
-    config: WorkerConfig,
+pub(super) struct AdopterParts {
+    pub(super) config: WorkerConfig,
     connector: Connector,
     allowed: AllowedHosts,
     scheduler: Arc<dyn Scheduler>,
     store: Arc<dyn DraftStore>,
     auth: MeshAuth,
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
     families: AdoptionFamilies,
     engines: Mutex<EngineTable>,
     /// The turn of adoptions, so that no two of them are for one engine, or for the last room.
@@ -78,6 +79,8 @@ struct AdopterParts {
     /// The runtime of the workers. A caller may be a thread of a listener, whose own runtime ends before the workers
     /// have drained.
     runtime: Handle,
+    /// Looks engines up in the sources; begins once the rest is there.
+    discovery: Mutex<Option<Actor>>,
 }
 
 impl Adopter {
@@ -112,10 +115,32 @@ impl Adopter {
                 is_draining: AtomicBool::new(false),
                 keeping: Mutex::default(),
                 runtime: Handle::current(),
+                discovery: Mutex::default(),
             }),
         };
+        let parts = &adopter.parts;
         for url in known {
-            adopter.await_known(&url);
+            let address = EngineAddress::read(&url).and_then(|address| {
+                parts.allowed.check(&address)?;
+                Ok(address)
+            });
+            match address {
+                Ok(address) => parts.await_engine(address, Origin::Registered),
+                Err(error) => {
+                    tracing::warn!(url, %error, "an engine of an earlier process is not taken over");
+                }
+            }
+        }
+        if let Some(discovery) = Discovery::new(parts)? {
+            let discovery = Arc::new(discovery);
+            // The actor must not keep the parts, which keep it.
+            let weak = Arc::downgrade(parts);
+            let body = move || {
+                let (discovery, parts) = (discovery.clone(), weak.clone());
+                async move { discovery.run(&parts).await }
+            };
+            let actor = actors::start("discovery of engines", body);
+            *parts.discovery.lock() = Some(actor);
         }
         Ok(adopter)
     }
@@ -131,6 +156,10 @@ impl Adopter {
     /// Stops the workers of all engines as a signal would. The engines stay known for the next process.
     pub(super) async fn drain(&self) {
         self.parts.is_draining.store(true, Ordering::Relaxed);
+        let discovery = self.parts.discovery.lock().take();
+        if let Some(discovery) = discovery {
+            discovery.stop(Duration::ZERO).await;
+        }
         let _turn = self.parts.turn.lock().await;
         let mut ends = Vec::new();
         for engine in self.parts.engines.lock().0.values_mut() {
@@ -141,37 +170,6 @@ impl Adopter {
             }
         }
         join_all(ends.into_iter().map(|driven| driven.server.drain())).await;
-    }
-
-    /// Tries an engine that an earlier process had adopted until it answers.
-    fn await_known(&self, url: &str) {
-        let address = EngineAddress::read(url);
-        let address = address.and_then(|address| {
-            self.parts.allowed.check(&address)?;
-            Ok(address)
-        });
-        let address = match address {
-            Ok(address) => address,
-            Err(error) => {
-                tracing::warn!(url, %error, "an engine of an earlier process is not taken over");
-                return;
-            }
-        };
-        let (parts, at) = (self.parts.clone(), address.clone());
-        // The first attempt waits for the entry, which it looks up.
-        let mut engines = self.parts.engines.lock();
-        let attempt = move || parts.clone().attempt(at.clone());
-        let attempts = actors::start("engine of earlier", attempt).detached();
-        let engine = Engine {
-            worker: self.parts.worker_name(&address),
-            stage: EngineStage::Awaited {
-                fault: "it has not answered since this process started".to_owned(),
-                attempts,
-            },
-            address,
-        };
-        engines.0.insert(engine.address.id.clone(), engine);
-        self.parts.show(&engines);
     }
 }
 
@@ -200,39 +198,117 @@ impl AdopterParts {
     }
 
     /// Attempts to drive an engine until it answers.
+    fn await_engine(self: &Arc<Self>, address: EngineAddress, origin: Origin) {
+        let (parts, at) = (self.clone(), address.clone());
+        // The first attempt waits for the entry, which it looks up.
+        let mut engines = self.engines.lock();
+        let attempt = move || parts.clone().attempt(at.clone());
+        let attempts =
+            actors::start_on(&self.runtime, "engine that is awaited", attempt).detached();
+        let engine = Engine {
+            worker: self.worker_name(&address),
+            stage: EngineStage::Awaited {
+                fault: "it has not answered yet".to_owned(),
+                attempts,
+            },
+            address,
+            origin,
+        };
+        engines.0.insert(engine.address.id.clone(), engine);
+        self.show(&engines);
+    }
+
+    /// Sees to it that the engines that sources name have a worker, as far as there is room.
+    pub(super) fn await_found(self: &Arc<Self>, urls: &[String]) {
+        for address in urls.iter().filter_map(|url| EngineAddress::read(url).ok()) {
+            let (is_known, count) = {
+                let engines = self.engines.lock();
+                (engines.0.contains_key(&address.id), engines.0.len())
+            };
+            if is_known || self.is_draining.load(Ordering::Relaxed) {
+                continue;
+            }
+            if count < self.config.adoption.engines_max as usize {
+                self.await_engine(address, Origin::Found);
+            } else {
+                self.families.count(AdoptionOutcome::Full);
+            }
+        }
+    }
+
+    /// Gives up an engine that no source names any more. One that registered as well stays.
+    pub(super) async fn release_found(self: Arc<Self>, url: &str) {
+        let Ok(address) = EngineAddress::read(url) else {
+            return;
+        };
+        let is_found = |engine: &Engine| engine.origin == Origin::Found;
+        if self.engines.lock().0.get(&address.id).is_some_and(is_found) {
+            // It fails only if the engine is gone already.
+            let _ = self.give_up(address.id).await;
+        }
+    }
+
     async fn attempt(self: Arc<Self>, address: EngineAddress) {
         let mut pause = ATTEMPT_PAUSE_MIN;
         loop {
-            let outcome = {
-                let _turn = self.turn.lock().await;
-                self.drive(&address, None).await
+            // Others must not wait for an engine that does not answer.
+            let outcome = match self.connector.connect(&address).await {
+                Err(error) => Err(error),
+                Ok(connected) => {
+                    let _turn = self.turn.lock().await;
+                    let Some(origin) = self.awaited(&address) else {
+                        return;
+                    };
+                    self.start_worker(&address, origin, connected, None).await
+                }
             };
             let Err(error) = outcome else {
+                self.families.count(AdoptionOutcome::Adopted);
                 tracing::info!(
                     engine = address.id,
-                    "an engine of an earlier process was taken over"
+                    "an engine that was awaited has a worker"
                 );
                 return;
             };
-            if error.kind == ErrorKind::InvalidRequest {
-                tracing::warn!(engine = address.id, %error, "an engine cannot serve the model any more, and is given up");
-                let mut engines = self.engines.lock();
-                engines.0.remove(&address.id);
-                self.show(&engines);
-                drop(engines);
+            if !self.keeps_waiting(&address, error) {
                 self.keep();
                 return;
-            }
-            if let Some(Engine {
-                stage: EngineStage::Awaited { fault, .. },
-                ..
-            }) = self.engines.lock().0.get_mut(&address.id)
-            {
-                *fault = error.message;
             }
             tokio::time::sleep(jittered(pause)).await;
             pause = (pause * 2).min(ATTEMPT_PAUSE_MAX);
         }
+    }
+
+    /// The origin of an engine that is still awaited.
+    fn awaited(&self, address: &EngineAddress) -> Option<Origin> {
+        let engines = self.engines.lock();
+        let engine = engines.0.get(&address.id)?;
+        matches!(engine.stage, EngineStage::Awaited { .. }).then_some(engine.origin)
+    }
+
+    /// Notes why an engine has no worker yet. Returns whether it is tried again: one that a source names is, since it
+    /// may be another one by then.
+    fn keeps_waiting(&self, address: &EngineAddress, error: ApiError) -> bool {
+        let mut engines = self.engines.lock();
+        let Some(Engine {
+            stage: EngineStage::Awaited { fault, .. },
+            origin,
+            ..
+        }) = engines.0.get_mut(&address.id)
+        else {
+            return false;
+        };
+        let cannot_serve = error.kind == ErrorKind::InvalidRequest;
+        if cannot_serve && *fault != error.message {
+            tracing::warn!(engine = address.id, %error, "an engine that is awaited cannot serve the model");
+        }
+        if cannot_serve && *origin == Origin::Registered {
+            engines.0.remove(&address.id);
+            self.show(&engines);
+            return false;
+        }
+        *fault = error.message;
+        true
     }
 
     /// Adopts an engine, or returns the one that was adopted.
@@ -270,25 +346,33 @@ impl AdopterParts {
             Some(EngineStage::Awaited { attempts, .. }) => attempts.abort(),
             Some(EngineStage::Leaving) | None => {}
         }
-        let driven = self.drive(&address, request.pause).await;
+        let started = match self.connector.connect(&address).await {
+            Ok(connected) => {
+                let origin = Origin::Registered;
+                self.start_worker(&address, origin, connected, request.pause)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
         self.show(&self.engines.lock());
         self.keep();
-        let adopted = driven?;
+        let adopted = started?;
         self.families.count(AdoptionOutcome::Adopted);
         tracing::info!(engine = adopted.id, worker = %adopted.worker, "an engine was adopted");
         Ok(adopted)
     }
 
-    /// Connects to an engine, and starts its worker.
-    async fn drive(
+    /// Starts the worker of an engine.
+    async fn start_worker(
         &self,
         address: &EngineAddress,
-        pause: Option<PauseMode>,
-    ) -> Result<AdoptedEngine, ApiError> {
-        let Connected {
+        origin: Origin,
+        Connected {
             engine,
             weight_version,
-        } = self.connector.connect(address).await?;
+        }: Connected,
+        pause: Option<PauseMode>,
+    ) -> Result<AdoptedEngine, ApiError> {
         let state = StartState {
             pause,
             weight_version,
@@ -325,6 +409,7 @@ impl AdopterParts {
             address: address.clone(),
             worker,
             stage: EngineStage::Driven(Box::new(driven)),
+            origin,
         };
         let shown = engine.shown();
         self.engines.lock().0.insert(address.id.clone(), engine);
@@ -359,10 +444,18 @@ impl AdopterParts {
         Ok(config)
     }
 
-    /// Gives an engine up.
+    /// Gives up an engine that registered.
     async fn release(self: &Arc<Self>, request: ReleaseRequest) -> Result<AdoptedEngine, ApiError> {
         let named = EngineAddress::read(&request.engine);
         let id = named.map_or(request.engine, |address| address.id);
+        let is_found = |engine: &Engine| engine.origin == Origin::Found;
+        if self.engines.lock().0.get(&id).is_some_and(is_found) {
+            return Err(named_by_source(&id));
+        }
+        self.give_up(id).await
+    }
+
+    async fn give_up(self: &Arc<Self>, id: String) -> Result<AdoptedEngine, ApiError> {
         let (shown, state) = {
             // No attempt to drive the engine is under way then.
             let _turn = self.turn.lock().await;
@@ -412,6 +505,13 @@ fn leaving(address: &EngineAddress) -> ApiError {
         address.id
     );
     ApiError::new(ErrorKind::Conflict, message).with_code("engine_leaving")
+}
+
+fn named_by_source(id: &str) -> ApiError {
+    let message = format!(
+        "the engine {id} is named by worker.adoption.sources, so it would come back; take it out there"
+    );
+    ApiError::new(ErrorKind::Conflict, message).with_code("engine_of_source")
 }
 
 fn unknown(id: &str) -> ApiError {

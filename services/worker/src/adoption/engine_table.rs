@@ -16,13 +16,23 @@ pub(super) struct Engine {
     pub(super) address: EngineAddress,
     pub(super) worker: WorkerId,
     pub(super) stage: EngineStage,
+    pub(super) origin: Origin,
+}
+
+/// How an engine became known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A trainer registered it, perhaps with an earlier process.
+    Registered,
+    /// A source names it.
+    Found,
 }
 
 /// How far an engine is.
 pub(super) enum EngineStage {
     /// Its worker runs.
     Driven(Box<DrivenEngine>),
-    /// It was adopted by an earlier process, and is tried until it answers.
+    /// An earlier process adopted it, or a source names it. It is tried until it answers.
     Awaited {
         /// Why it has no worker yet.
         fault: String,
@@ -87,9 +97,11 @@ impl EngineTable {
         driven.filter_map(|driven| driven.port).collect()
     }
 
-    /// The URLs of all engines that stay.
+    /// The URLs of all engines that stay and that no source names.
     pub(super) fn urls(&self) -> Vec<String> {
-        let stays = |engine: &&Engine| !matches!(engine.stage, EngineStage::Leaving);
+        let stays = |engine: &&Engine| {
+            engine.origin == Origin::Registered && !matches!(engine.stage, EngineStage::Leaving)
+        };
         let engines = self.0.values().filter(stays);
         engines.map(|engine| engine.address.url.clone()).collect()
     }

@@ -28,6 +28,16 @@ refrain_service_kit::metric_families! {
     }
 }
 
+refrain_service_kit::metric_families! {
+    /// The families of sources that name engines.
+    pub(super) struct DiscoveryFamilies {
+        /// Engines that a source named when it was last read.
+        pub(super) engines: IntGaugeVec = "refrain_worker_discovered_engines" ["source"],
+        /// Readings of a source that failed.
+        pub(super) faults: IntCounterVec = "refrain_worker_discovery_faults_total" ["source"],
+    }
+}
+
 impl AdoptionFamilies {
     /// Counts what became of a wish.
     pub(super) fn count(&self, outcome: AdoptionOutcome) {

@@ -34,6 +34,11 @@ pub(crate) struct EngineLimits {
 }
 
 impl WorkerEngine {
+    /// Public name of the model that it serves.
+    pub fn model(&self) -> &str {
+        self.served().model
+    }
+
     /// The model that the engine serves.
     pub(crate) fn served(&self) -> ServedModel<'_> {
         let mut reads_ahead = false;

@@ -13,29 +13,36 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::testing::byte_level_files;
-use refrain_worker::{Adopter, AdopterDeps, AdopterServer, ExpectedModel, WorkerConfig};
+use refrain_worker::{
+    Adopter, AdopterDeps, AdopterServer, AdoptionConfig, ExpectedModel, WorkerConfig,
+};
 
 use crate::bench::{PATIENCE, eventually};
 use crate::external::{Canned, json, sglang, vllm};
 use crate::fakes::FakeScheduler;
 
 /// A process that adopts engines.
-struct Lab {
-    scheduler: Arc<FakeScheduler>,
-    metrics: Metrics,
-    server: AdopterServer,
+pub(crate) struct Lab {
+    pub(crate) scheduler: Arc<FakeScheduler>,
+    pub(crate) metrics: Metrics,
+    pub(crate) server: AdopterServer,
 }
 
 impl Lab {
     /// Starts it with a file of engines.
     fn start(file: Option<&Path>) -> Self {
+        Lab::start_with(|adoption| adoption.file = file.map(Path::to_owned))
+    }
+
+    /// Starts it with a configuration that differs from that of other tests.
+    pub(crate) fn start_with(change: impl FnOnce(&mut AdoptionConfig)) -> Self {
         let mut config = WorkerConfig {
             id: "w".into(),
             evacuate_after_ms: 100,
             ..WorkerConfig::default()
         };
         config.adoption.engines_max = 2;
-        config.adoption.file = file.map(Path::to_owned);
+        change(&mut config.adoption);
         config.engine.model = "public".into();
         config.engine.files = "unused".into();
         config.engine.call_ms_max = 60_000;
@@ -62,25 +69,29 @@ impl Lab {
         }
     }
 
-    fn adopter(&self) -> Adopter {
+    pub(crate) fn adopter(&self) -> Adopter {
         self.server.adopter()
     }
 
-    async fn adopt(&self, url: &str, pause: Option<PauseMode>) -> Result<AdoptedEngine, ApiError> {
+    pub(crate) async fn adopt(
+        &self,
+        url: &str,
+        pause: Option<PauseMode>,
+    ) -> Result<AdoptedEngine, ApiError> {
         let url = url.to_owned();
         self.adopter().adopt(AdoptRequest { url, pause }).await
     }
 
-    async fn release(&self, engine: &str) -> Result<AdoptedEngine, ApiError> {
+    pub(crate) async fn release(&self, engine: &str) -> Result<AdoptedEngine, ApiError> {
         let engine = engine.to_owned();
         self.adopter().release(ReleaseRequest { engine }).await
     }
 
-    async fn engines(&self) -> Vec<AdoptedEngine> {
+    pub(crate) async fn engines(&self) -> Vec<AdoptedEngine> {
         self.adopter().report().await.unwrap().engines
     }
 
-    fn figure(&self, series: &str) -> Option<f64> {
+    pub(crate) fn figure(&self, series: &str) -> Option<f64> {
         let page = String::from_utf8(self.metrics.render()).unwrap();
         let line = page.lines().find_map(|line| line.strip_prefix(series));
         line.and_then(|rest| rest.trim().parse().ok())

@@ -397,6 +397,8 @@ pub(crate) struct FakeScheduler {
     /// Leases that should give way.
     pub(crate) give_way: Mutex<Vec<refrain_protocol::LeaseId>>,
     pub(crate) last: Mutex<Option<Heartbeat>>,
+    /// The workers that said that they leave.
+    pub(crate) left: Mutex<Vec<refrain_protocol::WorkerId>>,
     /// When heartbeats came.
     pub(crate) times: Mutex<Vec<tokio::time::Instant>>,
     /// Its report about the fallback worker.
@@ -417,6 +419,9 @@ impl Scheduler for FakeScheduler {
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
+        if heartbeat.leaves {
+            self.left.lock().unwrap().push(heartbeat.worker.clone());
+        }
         *self.last.lock().unwrap() = Some(heartbeat);
         self.times.lock().unwrap().push(tokio::time::Instant::now());
         Ok(HeartbeatReply {

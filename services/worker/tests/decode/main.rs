@@ -10,6 +10,7 @@
 mod adoption;
 mod attached;
 mod bench;
+mod discovery;
 mod drain;
 mod external;
 mod external_orders;

@@ -1,8 +1,10 @@
 //! The key that a misspelt one stands for.
 
-use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, SchemaGenerator};
-use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+
+use schemars::JsonSchema;
+
+use super::schema_keys::keys;
 
 /// Least likeness of two names that are taken for one, of at most 1 (Jaro and Winkler).
 const LIKENESS_MIN: f64 = 0.88;
@@ -23,37 +25,24 @@ pub(super) fn similar_key<T: JsonSchema>(unknown: &str) -> Option<String> {
         let is_like = of_name >= LIKENESS_MIN && (head == section || of_name == 1.0);
         is_like.then_some(of_name + of_section)
     };
-    let keys = keys::<T>().into_iter();
+    let keys = paths::<T>().into_iter();
     let alike = keys.filter_map(|key| Some((likeness(&key)?, key)));
     let best = alike.max_by(|one, other| one.0.total_cmp(&other.0))?;
     Some(best.1)
 }
 
 /// The paths of all keys and sections.
-fn keys<T: JsonSchema>() -> Vec<String> {
-    let mut generator = SchemaGenerator::new(SchemaSettings::draft2020_12());
-    let root = T::json_schema(&mut generator);
-    let mut keys = Vec::new();
-    walk(root.as_value(), generator.definitions(), "", &mut keys);
-    keys
-}
-
-fn walk(schema: &Value, definitions: &Map<String, Value>, section: &str, keys: &mut Vec<String>) {
-    let inner = [schema, &schema["items"]].into_iter();
-    let options = schema["anyOf"].as_array().into_iter().flatten();
-    for schema in inner.chain(options) {
-        let name = schema["$ref"].as_str();
-        let name = name.and_then(|name| name.rsplit('/').next());
-        let schema = name
-            .and_then(|name| definitions.get(name))
-            .unwrap_or(schema);
-        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-            let path = match section {
-                "" => name.clone(),
-                section => format!("{section}.{name}"),
+fn paths<T: JsonSchema>() -> BTreeSet<String> {
+    let mut paths = BTreeSet::new();
+    for key in keys::<T>() {
+        // The elements of a list have the keys of any other.
+        let mut path = key.path.replace("[]", "");
+        while paths.insert(path.clone()) {
+            let Some((section, _)) = path.rsplit_once('.') else {
+                break;
             };
-            walk(property, definitions, &path, keys);
-            keys.push(path);
+            path.truncate(section.len());
         }
     }
+    paths
 }

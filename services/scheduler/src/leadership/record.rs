@@ -1,0 +1,225 @@
+//! The record that only one scheduler can hold.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
+use async_nats::{ConnectOptions, jetstream};
+use async_trait::async_trait;
+use refrain_service_kit::cluster_api::ClusterApi;
+use reqwest::Method;
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description};
+use tokio::sync::OnceCell;
+
+use crate::config::StandbyConfig;
+
+/// The content of the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Who leads; empty if nobody does.
+    pub(super) holder: String,
+    /// Changes with each write.
+    pub(super) version: String,
+}
+
+/// A place with one record, in which of two writers that expect the same version one fails.
+#[async_trait]
+pub(super) trait LeaderRecord: Send + Sync {
+    /// Reads it. `None`: there is none.
+    async fn read(&self) -> anyhow::Result<Option<Entry>>;
+
+    /// Writes it if it has the expected version; `None`: if there is none. Returns the new version, or `None` if it
+    /// had another one.
+    async fn write(&self, holder: &str, expected: Option<&str>) -> anyhow::Result<Option<String>>;
+}
+
+/// Opens the record that a configuration names. Each call may take `wait_max`.
+///
+/// # Errors
+/// This process is in no Kubernetes cluster although the record is there.
+pub(super) fn open(
+    config: &StandbyConfig,
+    wait_max: Duration,
+) -> anyhow::Result<Box<dyn LeaderRecord>> {
+    let record: Box<dyn LeaderRecord> = match &config.kubernetes_lease {
+        None => Box::new(BucketRecord {
+            servers: config.servers.clone(),
+            bucket: config.bucket.clone(),
+            store: OnceCell::new(),
+        }),
+        Some(name) => {
+            let api = match &config.cluster {
+                Some((url, folder)) => ClusterApi::at(url.clone(), folder)?,
+                None => ClusterApi::of_pod()?,
+            };
+            let name = name.clone();
+            // The API counts in whole seconds. Only people read this number: candidates go by their own clocks.
+            let lease_s = config.lease_ms.div_ceil(1_000);
+            Box::new(LeaseRecord { api, name, lease_s })
+        }
+    };
+    Ok(Box::new(Timely { record, wait_max }))
+}
+
+/// A record whose calls end in time.
+struct Timely {
+    record: Box<dyn LeaderRecord>,
+    wait_max: Duration,
+}
+
+#[async_trait]
+impl LeaderRecord for Timely {
+    async fn read(&self) -> anyhow::Result<Option<Entry>> {
+        let read = tokio::time::timeout(self.wait_max, self.record.read()).await;
+        read.context("no answer in time")?
+    }
+
+    async fn write(&self, holder: &str, expected: Option<&str>) -> anyhow::Result<Option<String>> {
+        let write = self.record.write(holder, expected);
+        let written = tokio::time::timeout(self.wait_max, write).await;
+        written.context("no answer in time")?
+    }
+}
+
+/// A key in a bucket of JetStream. Its version is its revision there.
+struct BucketRecord {
+    servers: Vec<String>,
+    bucket: String,
+    /// The client connects again by itself.
+    store: OnceCell<kv::Store>,
+}
+
+/// The key of the record.
+const KEY: &str = "leader";
+
+impl BucketRecord {
+    async fn store(&self) -> anyhow::Result<&kv::Store> {
+        let open = || async {
+            let options = ConnectOptions::new()
+                .name("refrain scheduler")
+                .retry_on_initial_connect();
+            let client = options.connect(&self.servers).await?;
+            let context = jetstream::new(client);
+            let config = kv::Config {
+                bucket: self.bucket.clone(),
+                description: "which scheduler of Refrain leads".to_owned(),
+                history: 1,
+                ..kv::Config::default()
+            };
+            // Creating what exists is no error if it is the same.
+            anyhow::Ok(context.create_key_value(config).await?)
+        };
+        self.store.get_or_try_init(open).await
+    }
+}
+
+#[async_trait]
+impl LeaderRecord for BucketRecord {
+    async fn read(&self) -> anyhow::Result<Option<Entry>> {
+        let entry = self.store().await?.entry(KEY).await?;
+        let entry = entry.filter(|entry| entry.operation == kv::Operation::Put);
+        entry
+            .map(|entry| {
+                Ok(Entry {
+                    holder: String::from_utf8(entry.value.to_vec())?,
+                    version: entry.revision.to_string(),
+                })
+            })
+            .transpose()
+    }
+
+    async fn write(&self, holder: &str, expected: Option<&str>) -> anyhow::Result<Option<String>> {
+        let store = self.store().await?;
+        let value = holder.to_owned().into();
+        let revision = match expected {
+            None => match store.create(KEY, value).await {
+                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => return Ok(None),
+                created => created?,
+            },
+            Some(version) => match store.update(KEY, value, version.parse()?).await {
+                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
+                    return Ok(None);
+                }
+                updated => updated?,
+            },
+        };
+        Ok(Some(revision.to_string()))
+    }
+}
+
+/// A Lease of Kubernetes, in the namespace of this process.
+struct LeaseRecord {
+    api: ClusterApi,
+    name: String,
+    lease_s: u64,
+}
+
+impl LeaseRecord {
+    async fn collection(&self) -> anyhow::Result<String> {
+        let namespace = self.api.own_namespace().await?;
+        Ok(format!(
+            "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        ))
+    }
+
+    fn entry(body: &[u8]) -> anyhow::Result<Entry> {
+        let lease: Value = serde_json::from_slice(body)?;
+        let version = lease["metadata"]["resourceVersion"].as_str();
+        let holder = lease["spec"]["holderIdentity"].as_str();
+        Ok(Entry {
+            holder: holder.unwrap_or_default().to_owned(),
+            version: version.context("a Lease without a version")?.to_owned(),
+        })
+    }
+}
+
+/// The time of day as the API wants it: with six digits behind the second.
+fn now() -> anyhow::Result<String> {
+    let format = format_description::parse_borrowed::<2>(
+        "[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z",
+    )?;
+    Ok(OffsetDateTime::now_utc().format(&format)?)
+}
+
+#[async_trait]
+impl LeaderRecord for LeaseRecord {
+    async fn read(&self) -> anyhow::Result<Option<Entry>> {
+        let path = format!("{}/{}", self.collection().await?, self.name);
+        let (status, body) = self.api.call(Method::GET, &path, &[], None).await?;
+        match status {
+            200 => LeaseRecord::entry(&body).map(Some),
+            404 => Ok(None),
+            status => bail!(
+                "{path} answers with status {status}; this process needs the right to read it"
+            ),
+        }
+    }
+
+    async fn write(&self, holder: &str, expected: Option<&str>) -> anyhow::Result<Option<String>> {
+        let collection = self.collection().await?;
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self.name, "resourceVersion": expected},
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": self.lease_s,
+                "renewTime": now()?,
+            },
+        });
+        let (method, path) = match expected {
+            None => (Method::POST, collection),
+            Some(_) => (Method::PUT, format!("{collection}/{}", self.name)),
+        };
+        let (status, body) = self.api.call(method, &path, &[], Some(&lease)).await?;
+        if status == 409 {
+            return Ok(None);
+        }
+        ensure!(
+            matches!(status, 200 | 201),
+            "{path} answers with status {status}; this process needs the right to write it"
+        );
+        LeaseRecord::entry(&body).map(|entry| Some(entry.version))
+    }
+}
