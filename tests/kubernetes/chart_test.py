@@ -12,10 +12,10 @@ import kubernetes_validate
 import pytest
 import yaml
 from helm_python.chart import Chart, package
-from helm_python.errors import HelmError
 
 import schemas
 import secured
+from examples import EXTERNAL, MODELS, NATS, SIZES, pool
 from rendered import (
     CHART,
     PROGRAM,
@@ -29,17 +29,8 @@ from rendered import (
     of_kind,
     render,
     selects,
-    values_files,
     workloads,
 )
-
-NATS = {"servers": ["nats://nats:4222"]}
-# What the chart ships, and values that add processes or files to it.
-SIZES = {
-    **values_files(),
-    "secured": merged(secured.VALUES, secured.TRAINER),
-    "sharded": merged(secured.VALUES, {"draftStore": {"shards": 2, "replicas": 2}, "nats": NATS}),
-}
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -98,15 +89,9 @@ def config(objects, role):
     return json.loads(entries(objects, "ConfigMap", "refrain")[f"{role}.json"])
 
 
-def pool(**keys):
-    return {"workerPools": [{"name": "tiny", "replicas": 2, "referenceEngine": True, **keys}]}
-
-
 def kinds(objects):
     return {object["kind"] for object in objects}
 
-
-EXTERNAL = {"referenceEngine": False, "url": "http://vllm:8000", "engine": {"kind": "vllm", "model": "m", "files": "/m"}}
 
 # Values, and what they have to change. Each is rendered, linted and checked against the schemas as well.
 VARIATIONS = {
@@ -182,7 +167,7 @@ VARIATIONS = {
         == {"url": "redis://r:1", "password_file": "/etc/refrain/redis/password"},
     ),
     "models.volume": (
-        {"models": {"volume": {"persistentVolumeClaim": {"claimName": "m"}}}},
+        MODELS,
         lambda o: len(volumes(o, "models")) == 2,
     ),
     "gateway.replicas": (
@@ -225,7 +210,7 @@ VARIATIONS = {
         == "fast",
     ),
     "workerPools.url": (
-        pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"}),
+        {**MODELS, **pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"})},
         lambda o: config(o, "worker-tiny")["urls"]["engine"] == "http://vllm:8000"
         and env(workload(o, "refrain-worker-tiny").main, "REFRAIN_WORKER__ENGINE__API_KEY")["secretKeyRef"]["name"] == "k",
     ),
@@ -322,70 +307,12 @@ def test_a_value_has_its_effect(name):
     assert has_effect(objects)
 
 
-WRONG = {
-    "a key that does not exist": ({"gatway": {}}, "gatway"),
-    "a key of the configuration that does not exist": ({"config": {"gateway": {"modles": []}}}, "modles"),
-    "a value of a wrong type": ({"config": {"drain_grace_ms": "30s"}}, "drain_grace_ms"),
-    "a secret in the configuration": ({"config": {"mesh": {"secret": "x" * 40}}}, "secret"),
-    "an API key in the configuration": ({"config": {"gateway": {"keys": [{"key": "k", "tenant": "t"}]}}}, "key"),
-    "a password of Redis": ({"config": {"gateway": {"limits_redis": {"password": "p"}}}}, "password"),
-    "a password of NATS": ({"nats": {"servers": ["nats://a:b@nats:4222"]}}, "servers"),
-    "a key of an engine": (pool(engine={"api_key": "k"}), "api_key"),
-    "an address that the chart sets": ({"config": {"gateway": {"listen": "0.0.0.0:1"}}}, "listen"),
-    "the tag latest": ({"image": {"tag": "latest"}}, "tag"),
-    "an engine of an unknown kind": (pool(**{**EXTERNAL, "engine": {"kind": "vlm"}}), "kind"),
-}
-
-# What no schema can say. `helm template` and `helm install` refuse it, and `helm lint` lets it pass.
-CONTRADICTIONS = {
-    "a pool without an engine": (pool(referenceEngine=False), "needs one engine"),
-    "a pool with two engines": (pool(url="http://a"), "needs one engine"),
-    "two pools of one name": ({"workerPools": [*pool()["workerPools"], *pool()["workerPools"]]}, "two pools"),
-    "replicas of the store without NATS": ({"draftStore": {"replicas": 2}}, "nats.servers"),
-    "tenants in replicas of a store": (
-        {"draftStore": {"replicas": 2}, "nats": NATS, "tenants": {"source": "store"}},
-        "tenants.source",
-    ),
-    "a trainer without a tenant": (
-        merged(secured.TRAINER, {"config": {"gateway": {"trainer": {"tenant": ""}}}}),
-        "config.gateway.trainer.tenant",
-    ),
-    "a trainer that everybody may call": (
-        merged(secured.TRAINER, {"networkPolicies": {"trainers": []}}),
-        "networkPolicies.trainers",
-    ),
-    "a trainer in one pod with everything": (merged(secured.TRAINER, {"mode": "single"}), "trainer.enabled"),
-    "settings of a trainer without its gateway": (
-        merged(secured.TRAINER, {"trainer": {"enabled": False}}),
-        "trainer.enabled",
-    ),
-    "an Ingress without a host": ({"ingress": {"enabled": True}}, "ingress.host"),
-    "a route without a Gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_value_is_refused_by_its_name(name):
-    values, named_in_error = WRONG[name]
-    with pytest.raises(HelmError, match=re.escape(named_in_error)):
-        render(values)
-    # `helm lint` says so too.
-    assert any(named_in_error in error for error in lint_errors(values))
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_values_that_contradict_each_other_are_refused_with_a_reason(name):
-    values, named_in_error = CONTRADICTIONS[name]
-    with pytest.raises(HelmError, match=re.escape(named_in_error)):
-        render(values)
-
-
 def test_every_example_in_the_values_is_valid():
     text = (CHART / "values.yaml").read_text()
     begin = text.index("#  - name: llama")
     example = "".join(line[1:] + "\n" for line in text[begin:].split("\n\n")[0].splitlines())
     [pool] = yaml.safe_load(example)
-    objects = render({"workerPools": [pool]})
+    objects = render({**MODELS, "workerPools": [pool]})
     assert config(objects, "worker-llama")["worker"]["engine"]["served_model"] == "org/My-Model"
 
 
@@ -714,6 +641,6 @@ def test_an_upgrade_keeps_the_keys_that_are_there(tmp_path):
 
 
 def test_the_notes_show_a_first_call_for_the_first_model():
-    text = notes(merged(SIZES["laptop"], {"config": {"gateway": {"models": [{"id": "a", "files": "/a"}]}}}))
+    text = notes(merged(SIZES["laptop"], {"config": {"gateway": {"models": [{"id": "a", "files": "builtin:a"}]}}}))
     assert '"model": "a"' in text and "service/refrain-gateway 8080:80" in text
     assert "refrain-first-key" in text and "refrain-first-key" not in notes(SIZES["fleet"])
