@@ -97,8 +97,7 @@ class Workload:
 
     @property
     def main(self):
-        [container] = self.pod["containers"]
-        return container
+        return self.pod["containers"][0]
 
     @property
     def containers(self):

@@ -82,7 +82,7 @@ of the sentence, the settings of the pod, and owner, which is where its volumes 
 {{- define "refrain.checkFiles" -}}
 {{- $folders := list -}}
 {{- with .root.Values.models -}}{{- if .volume -}}{{- $folders = append $folders .mountPath -}}{{- end -}}{{- end -}}
-{{- range .settings.extraVolumeMounts -}}{{- $folders = append $folders .mountPath -}}{{- end -}}
+{{- range (fromJson (include "refrain.settings" .)).extraVolumeMounts -}}{{- $folders = append $folders .mountPath -}}{{- end -}}
 {{- $isThere := or (not .files) (hasPrefix "builtin:" (toString .files)) -}}
 {{- range $folders -}}
 {{- if hasPrefix (printf "%s/" (trimSuffix "/" .)) (printf "%s/" $.files) -}}{{- $isThere = true -}}{{- end -}}
