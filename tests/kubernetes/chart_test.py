@@ -27,6 +27,7 @@ from rendered import (
     named,
     notes,
     of_kind,
+    pod_of_helm_test,
     render,
     selects,
     workloads,
@@ -91,6 +92,18 @@ def config(objects, role):
 
 def kinds(objects):
     return {object["kind"] for object in objects}
+
+
+TESTER = {
+    "app.kubernetes.io/name": "refrain",
+    "app.kubernetes.io/instance": "refrain",
+    "app.kubernetes.io/component": "test",
+}
+
+
+def callers(objects):
+    """Who may call the API, as the policy of the gateways says."""
+    return spec(objects, "NetworkPolicy", "refrain-gateway")["ingress"][0]["from"]
 
 
 # Values, and what they have to change. Each is rendered, linted and checked against the schemas as well.
@@ -246,8 +259,13 @@ VARIATIONS = {
     ),
     "networkPolicies.clients": (
         {"networkPolicies": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
-        lambda o: spec(o, "NetworkPolicy", "refrain-gateway")["ingress"][0]["from"]
-        == [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        lambda o: callers(o) == [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"podSelector": {"matchLabels": TESTER}}]
+        # Where clients are known, the pod of `helm test` is one of them.
+        and selects(TESTER, pod_of_helm_test(o).labels),
+    ),
+    "networkPolicies.clients without a test": (
+        {"networkPolicies": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}, "test": {"enabled": False}},
+        lambda o: callers(o) == [{"ipBlock": {"cidr": "10.0.0.0/8"}}] and "Pod" not in kinds(o),
     ),
     "networkPolicies.engines": (
         {"networkPolicies": {"engines": [{"podSelector": {"matchLabels": {"app": "vllm"}}}]}},
@@ -402,6 +420,49 @@ def test_no_pod_has_rights_in_the_cluster(objects):
     for each in workloads(objects):
         assert each.pod["automountServiceAccountToken"] is False
         assert accounts[each.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
+
+
+def test_the_pod_of_helm_test_keeps_these_rules_as_well(objects):
+    # As a workload it is looked at by the same tests.
+    accounts = of_kind(objects, "ServiceAccount")
+    pod = pod_of_helm_test(objects).object
+    as_workload = {**pod, "kind": "Deployment", "spec": {"template": pod}}
+    for rule in (
+        test_no_container_is_root_or_may_become_it,
+        test_every_image_has_a_version,
+        test_every_container_has_requests_and_a_limit_of_memory,
+        test_no_pod_has_rights_in_the_cluster,
+    ):
+        rule([as_workload, *accounts])
+
+
+@pytest.mark.parametrize(
+    "values, asked",
+    [
+        ({}, "http://refrain-gateway:80 refrain-first-key"),
+        ({"tenants": {"existingSecret": "t"}}, None),
+        ({"tenants": {"existingSecret": "t"}, "test": {"apiKeySecret": {"name": "k"}}}, "http://refrain-gateway:80 k"),
+        ({"tls": {"api": {"existingSecret": "c"}}}, None),
+        ({"config": {"gateway": {"http": {"tls": {"certificate": "/c", "key": "/k"}}}}}, None),
+        (
+            {"tls": {"api": {"existingSecret": "c"}}, "test": {"url": "https://llm.example.com"}},
+            "https://llm.example.com refrain-first-key",
+        ),
+    ],
+)
+def test_helm_test_sends_a_request_where_there_is_a_key_and_an_address(values, asked):
+    pod = pod_of_helm_test(render(values))
+    [health, url, *_] = pod.containers[0]["args"]
+    scheme = "https" if "tls" in json.dumps(values) else "http"
+    assert (health, url) == ("health", f"--url={scheme}://refrain-gateway:80")
+    requests = pod.containers[1:]
+    assert len(requests) == (asked is not None)
+    for request in requests:
+        assert request["args"][0] == "bench"
+        [key] = request["env"]
+        secret = key["valueFrom"]["secretKeyRef"]["name"]
+        assert f"{request['args'][1].removeprefix('--url=')} {secret}" == asked
+    assert pod.object["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
 def test_secrets_are_in_secrets_only(objects):

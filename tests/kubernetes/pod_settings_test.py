@@ -4,7 +4,7 @@ import pytest
 
 import schemas
 import secured
-from rendered import lint_errors, merged, named, render, workloads
+from rendered import lint_errors, merged, named, pod_of_helm_test, render, workloads
 
 # The keys of the values that have settings, and the component of each.
 ROLES = {
@@ -99,3 +99,14 @@ def test_further_registries_are_added_to_that_of_the_image():
     values = {"image": {"pullSecrets": ["a"]}, "gateway": {"imagePullSecrets": ["b", "a"]}}
     found, _ = of_role("gateway", values)
     assert found.pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+
+
+def test_the_pod_of_helm_test_has_the_settings_of_all_pods():
+    values = {"podDefaults": SETTINGS, "test": {"priorityClassName": "low"}}
+    assert lint_errors(values) == []
+    found = pod_of_helm_test(render(values))
+    assert found.pod["nodeSelector"] == SETTINGS["nodeSelector"]
+    assert found.pod["priorityClassName"] == "low"
+    # It stays as small as it is.
+    assert len(found.pod["containers"]) == 1 and "volumes" not in found.pod
+    assert found.labels["team"] == "search" and found.component == "test"
