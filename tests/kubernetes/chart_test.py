@@ -280,6 +280,15 @@ VARIATIONS = {
         {"metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}},
         lambda o: named(o, "PodMonitor", "refrain")["metadata"]["labels"]["release"] == "prometheus",
     ),
+    "metrics.serviceMonitor": (
+        {"metrics": {"serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "prometheus"}}}},
+        lambda o: named(o, "ServiceMonitor", "refrain")["metadata"]["labels"]["release"] == "prometheus"
+        and [endpoint["interval"] for endpoint in spec(o, "ServiceMonitor", "refrain")["endpoints"]] == ["5s", "5s"],
+    ),
+    "metrics.rules": (
+        {"metrics": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}}},
+        lambda o: named(o, "PrometheusRule", "refrain")["metadata"]["labels"]["release"] == "prometheus",
+    ),
     "trainer": (
         {**secured.TRAINER, "gateway": {"replicas": 4}},
         lambda o: config(o, "trainer")["gateway"]["trainer"]
@@ -625,6 +634,27 @@ def test_a_change_restarts_only_the_pods_that_read_it():
     assert {name for name in before if before[name] != after[name]} == {"refrain-gateway"}
     after = checksums(pool(config={"worker": {"running_max": 3}}))
     assert {name for name in before if before[name] != after[name]} == {"refrain-worker-tiny"}
+
+
+@pytest.mark.parametrize("values", [{}, merged(secured.VALUES, secured.TRAINER)], ids=["plain", "secured"])
+def test_a_service_monitor_asks_the_same_pods_as_a_pod_monitor(values):
+    def monitored(kind):
+        monitors = {"podMonitor": {"enabled": kind == "pod"}, "serviceMonitor": {"enabled": kind == "service"}}
+        return render(merged(values, {"metrics": monitors}))
+
+    by_pods = spec(monitored("pod"), "PodMonitor", "refrain")
+    objects = monitored("service")
+    by_service = spec(objects, "ServiceMonitor", "refrain")
+    assert by_service.pop("endpoints") == by_pods.pop("podMetricsEndpoints")
+    selector = by_service.pop("selector")["matchLabels"]
+    [service] = [s for s in of_kind(objects, "Service") if selects(selector, s["metadata"]["labels"])]
+    assert service["spec"]["selector"] == by_pods.pop("selector")["matchLabels"]
+    assert by_service == by_pods
+    for each in workloads(objects):
+        assert selects(service["spec"]["selector"], each.labels)
+        # One port of the Service leads to the port with the metrics of each pod.
+        metrics = each.main["ports"][-1]["name"]
+        assert metrics in [port["targetPort"] for port in service["spec"]["ports"]]
 
 
 def test_alerts_and_dashboards_are_those_of_the_repository():

@@ -88,6 +88,10 @@ CONTRADICTIONS = {
         merged(secured.TRAINER, {"trainer": {"enabled": False}}),
         "trainer.enabled",
     ),
+    "each pod scraped twice": (
+        {"metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
+        "enable one of them",
+    ),
     "an Ingress without a host": ({"ingress": {"enabled": True}}, "ingress.host"),
     "a route without a Gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
 }

@@ -53,6 +53,9 @@
 {{- fail "tenants.source: replicas of a draft store keep no tenants; use \"secret\"" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.metrics.podMonitor.enabled .Values.metrics.serviceMonitor.enabled -}}
+{{- fail "metrics.serviceMonitor: with metrics.podMonitor each pod would be asked twice; enable one of them" -}}
+{{- end -}}
 {{- $trainer := dig "gateway" "trainer" dict $config -}}
 {{- if .Values.trainer.enabled -}}
 {{- if ne .Values.mode "mesh" -}}
