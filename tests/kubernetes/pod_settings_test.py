@@ -4,6 +4,7 @@ import pytest
 
 import schemas
 import secured
+from examples import DOWNLOAD, MODELS
 from rendered import lint_errors, merged, named, pod_of_helm_test, render, workloads
 
 # The keys of the values that have settings, and the component of each.
@@ -87,6 +88,28 @@ def test_settings_of_a_pool_go_over_those_of_its_role_and_of_all_pods():
 def test_engines_beside_a_worker_start_after_its_own_containers():
     found, _ = of_role("workerDefaults", {"workerDefaults": {"initContainers": [CONTAINER]}})
     assert [container["name"] for container in found.pod["initContainers"]] == ["mine", "engine"]
+
+
+def test_models_are_downloaded_by_those_who_read_them():
+    objects = render(merged(MODELS, merged(secured.TRAINER, {"models": {"download": DOWNLOAD}})))
+    found = {}
+    for each in workloads(objects):
+        schemas.check(each.object)
+        for container in each.pod.get("initContainers", []):
+            if container["name"] == "download":
+                assert container["image"] == DOWNLOAD["image"] and container["command"] == DOWNLOAD["command"]
+                assert DOWNLOAD["env"][0] in container["env"]
+                # It writes what the others read.
+                assert container["volumeMounts"] == [{"name": "models", "mountPath": "/models"}]
+                given = {entry["name"]: entry["value"] for entry in container["env"]}
+                assert given["HOME"] == "/models"
+                found[each.component] = given["COMPONENT"], given["POOL"]
+        for mount in each.main["volumeMounts"]:
+            assert mount["name"] != "models" or mount["readOnly"]
+    assert found == {"gateway": ("gateway", ""), "trainer": ("trainer", ""), "worker": ("worker", "tiny")}
+    # Nothing is downloaded by default.
+    names = [c["name"] for each in workloads(render(MODELS)) for c in each.pod.get("initContainers", [])]
+    assert "download" not in names
 
 
 def test_a_constraint_of_the_spread_is_for_the_pods_of_its_role():

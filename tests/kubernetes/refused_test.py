@@ -7,7 +7,7 @@ import pytest
 from helm_python.errors import HelmError
 
 import secured
-from examples import ENGINE, EXTERNAL, MODELS, NATS, SIZES, pool
+from examples import DOWNLOAD, ENGINE, EXTERNAL, MODELS, NATS, SIZES, pool
 from rendered import lint_errors, merged, render, workloads
 
 
@@ -38,6 +38,7 @@ WRONG = {
     "a key of an engine": (pool(engine={"api_key": "k"}), "api_key"),
     "an address that the chart sets": ({"config": {"gateway": {"listen": "0.0.0.0:1"}}}, "listen"),
     "the tag latest": ({"image": {"tag": "latest"}}, "tag"),
+    "a download of the tag latest": ({"models": {"download": {"image": "fetch:latest"}}}, "download"),
     "an engine of an unknown kind": (pool(**{**EXTERNAL, "engine": {"kind": "vlm"}}), "kind"),
 }
 
@@ -68,6 +69,15 @@ CONTRADICTIONS = {
     "files of an engine in the configuration of its pool": (
         pool(config={"worker": {"engine": {"files": "/x"}}}),
         "extraVolumeMounts of the pool",
+    ),
+    "a download without a volume": ({"models": {"download": DOWNLOAD}}, "emptyDir: {}"),
+    "a download into a volume to read": (
+        {"models": {"volume": {"persistentVolumeClaim": {"claimName": "m", "readOnly": True}}, "download": DOWNLOAD}},
+        "leave readOnly out",
+    ),
+    "a download without an image": (
+        {"models": {"volume": {"emptyDir": {}}, "download": {"command": ["fetch"]}}},
+        "models.download.image",
     ),
     "two pools of one name": ({"workerPools": [*pool()["workerPools"], *pool()["workerPools"]]}, "two pools"),
     "replicas of the store without NATS": ({"draftStore": {"replicas": 2}}, "nats.servers"),

@@ -5,6 +5,17 @@
 {{- if not $models -}}
 {{- fail "config.gateway.models: name at least one model, by its id and files" -}}
 {{- end -}}
+{{- with .Values.models -}}
+{{- if and .download.image (not .volume) -}}
+{{- fail "models.volume: models.download needs a volume for its files, such as emptyDir: {}" -}}
+{{- end -}}
+{{- if and .download.image (dig "persistentVolumeClaim" "readOnly" false .volume) -}}
+{{- fail "models.volume: models.download has to write, so leave readOnly out; all others mount it to read only" -}}
+{{- end -}}
+{{- if and (not .download.image) (or .download.command .download.args) -}}
+{{- fail "models.download.image: name the image that has the command" -}}
+{{- end -}}
+{{- end -}}
 {{- $edges := ternary (list "single") (list "gateway") (eq .Values.mode "single") -}}
 {{- if .Values.trainer.enabled -}}{{- $edges = append $edges "trainer" -}}{{- end -}}
 {{- range $edge := $edges -}}
@@ -22,15 +33,18 @@
 {{- end -}}
 {{- $pool := fromJson (include "refrain.pool" (dict "root" $ "pool" .)) -}}
 {{- if and .url (or $pool.autoscaling.enabled (gt (int $pool.replicas) 1)) -}}
-{{- fail (printf "workerPools: the pool %q has one engine, at its url, so it takes one worker; set replicas: 1 without autoscaling, and make a pool for each further engine" .name) -}}
+{{- $reason := printf "workerPools: the pool %q has one engine, at its url, so it takes one worker" .name -}}
+{{- fail (printf "%s; set replicas: 1 without autoscaling, and make a pool for each further engine" $reason) -}}
 {{- end -}}
 {{- $hasHome := false -}}
 {{- range (.sidecar | default dict).env -}}{{- if eq .name "HOME" -}}{{- $hasHome = true -}}{{- end -}}{{- end -}}
 {{- if and .sidecar (not $hasHome) -}}
-{{- fail (printf "workerPools: the sidecar of the pool %q has no HOME, and its user has no home; add {name: HOME, value: /tmp} to sidecar.env, and mount a volume there that it may write" .name) -}}
+{{- $reason := printf "workerPools: the sidecar of the pool %q has no HOME, and its user has no home" .name -}}
+{{- fail (printf "%s; add {name: HOME, value: /tmp} to sidecar.env, and mount a volume there to write" $reason) -}}
 {{- end -}}
-{{- $engine := mergeOverwrite (deepCopy ($pool.engine | default dict)) (dig "worker" "engine" dict ($pool.config | default dict)) -}}
 {{- if eq $.Values.mode "mesh" -}}
+{{- $given := dig "worker" "engine" dict ($pool.config | default dict) -}}
+{{- $engine := mergeOverwrite (deepCopy ($pool.engine | default dict)) $given -}}
 {{- include "refrain.checkFiles" (dict "root" $ "settings" $pool "files" $engine.files
   "key" (printf "workerPools: the engine.files of the pool %q" .name) "owner" "the pool") -}}
 {{- end -}}
@@ -91,6 +105,7 @@ of the sentence, the settings of the pod, and owner, which is where its volumes 
 {{- if hasPrefix (printf "%s/" (trimSuffix "/" .)) (printf "%s/" $.files) -}}{{- $isThere = true -}}{{- end -}}
 {{- end -}}
 {{- if not $isThere -}}
-{{- fail (printf "%s are in no volume: %q; set models.volume, or extraVolumes and extraVolumeMounts of %s" .key .files .owner) -}}
+{{- $remedy := printf "set models.volume, or extraVolumes and extraVolumeMounts of %s" .owner -}}
+{{- fail (printf "%s are in no volume: %q; %s" .key .files $remedy) -}}
 {{- end -}}
 {{- end }}

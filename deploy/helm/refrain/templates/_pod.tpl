@@ -16,6 +16,8 @@ The pod template of a component. The argument is a dict:
 {{- define "refrain.pod" -}}
 {{- $values := .root.Values -}}
 {{- $_ := set . "settings" (fromJson (include "refrain.settings" .)) -}}
+{{- $hasModels := and $values.models.volume (has .role (list "gateway" "worker" "up")) -}}
+{{- $hasDownload := and $hasModels $values.models.download.image -}}
 {{- $port := last .ports -}}
 {{- $config := include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues "shard" .shardNumber
   "isForTrainer" (eq .component "trainer")) -}}
@@ -42,9 +44,10 @@ spec:
   serviceAccountName: {{ include "refrain.fullname" .root }}-{{ .component }}
   {{- include "refrain.placement" . | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
-  {{- if or .settings.initContainers .initContainers }}
+  {{- if or .settings.initContainers $hasDownload .initContainers }}
   initContainers:
     {{- with .settings.initContainers }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- if $hasDownload }}{{ include "refrain.download" . | nindent 4 }}{{ end }}
     {{- with .initContainers }}{{ . | nindent 4 }}{{ end }}
   {{- end }}
   containers:
@@ -162,7 +165,7 @@ spec:
     - name: data
       emptyDir: {sizeLimit: 1Gi}
     {{- end }}
-    {{- if and $values.models.volume (has .role (list "gateway" "worker" "up")) }}
+    {{- if $hasModels }}
     - name: models
       {{- toYaml $values.models.volume | nindent 6 }}
     {{- end }}
@@ -209,6 +212,30 @@ securityContext:
 {{ dict $key . | toYaml }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- /* The container that fills the volume of the models. */}}
+{{- define "refrain.download" -}}
+{{- $models := .root.Values.models -}}
+- name: download
+  image: {{ $models.download.image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  {{- range $key := list "command" "args" }}
+  {{- with get $models.download $key }}
+  {{ $key }}: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  env:
+    - {name: COMPONENT, value: {{ .component }}}
+    - {name: POOL, value: {{ .pool | default "" | quote }}}
+    {{- range list "HOME" "TMPDIR" }}
+    - {name: {{ . }}, value: {{ $models.mountPath }}}
+    {{- end }}
+    {{- with $models.download.env }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- include "refrain.security" . | nindent 2 }}
+  resources: {{- toYaml $models.download.resources | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: {{ $models.mountPath }}}
 {{- end }}
 
 {{- define "refrain.security" -}}
