@@ -15,7 +15,7 @@ from helm_python.chart import Chart, package
 
 import schemas
 import secured
-from examples import EXTERNAL, MODELS, NATS, SIZES, pool
+from examples import EXTERNAL, MODELS, NATS, OFFER, SIZES, pool
 from rendered import (
     CHART,
     PROGRAM,
@@ -223,7 +223,7 @@ VARIATIONS = {
         == "fast",
     ),
     "workerPools.url": (
-        {**MODELS, **pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"})},
+        {**OFFER, **pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"})},
         lambda o: config(o, "worker-tiny")["urls"]["engine"] == "http://vllm:8000"
         and env(workload(o, "refrain-worker-tiny").main, "REFRAIN_WORKER__ENGINE__API_KEY")["secretKeyRef"]["name"] == "k",
     ),
@@ -339,7 +339,8 @@ def test_every_example_in_the_values_is_valid():
     begin = text.index("#  - name: llama")
     example = "".join(line[1:] + "\n" for line in text[begin:].split("\n\n")[0].splitlines())
     [pool] = yaml.safe_load(example)
-    objects = render({**MODELS, "workerPools": [pool]})
+    offered = {"id": pool["engine"]["model"], "files": pool["engine"]["files"]}
+    objects = render({**MODELS, "config": {"gateway": {"models": [offered]}}, "workerPools": [pool]})
     assert config(objects, "worker-llama")["worker"]["engine"]["served_model"] == "org/My-Model"
 
 

@@ -14,6 +14,8 @@ SIZES = {
 MODELS = {"models": {"volume": {"persistentVolumeClaim": {"claimName": "m"}}}}
 DOWNLOAD = {"image": "fetch:1", "command": ["fetch"], "env": [{"name": "TOKEN", "value": "x"}]}
 ENGINE = {"kind": "vllm", "model": "m", "files": "/models/m"}
+# Gateways offer the model of that engine.
+OFFER = {**MODELS, "config": {"gateway": {"models": [{"id": "m", "files": "/models/m"}]}}}
 EXTERNAL = {"referenceEngine": False, "replicas": 1, "url": "http://vllm:8000", "engine": ENGINE}
 
 

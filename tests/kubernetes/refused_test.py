@@ -66,6 +66,7 @@ CONTRADICTIONS = {
         "extraVolumeMounts of single",
     ),
     "files of an engine in no volume": (pool(**EXTERNAL), "models.volume"),
+    "a pool whose model nobody offers": ({**MODELS, **pool(**EXTERNAL)}, "config.gateway.models"),
     "files of an engine in the configuration of its pool": (
         pool(config={"worker": {"engine": {"files": "/x"}}}),
         "extraVolumeMounts of the pool",

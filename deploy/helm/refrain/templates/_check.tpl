@@ -47,6 +47,12 @@
 {{- $engine := mergeOverwrite (deepCopy ($pool.engine | default dict)) $given -}}
 {{- include "refrain.checkFiles" (dict "root" $ "settings" $pool "files" $engine.files
   "key" (printf "workerPools: the engine.files of the pool %q" .name) "owner" "the pool") -}}
+{{- $isOffered := empty $engine.model -}}
+{{- range $models -}}{{- if eq .id $engine.model -}}{{- $isOffered = true -}}{{- end -}}{{- end -}}
+{{- if not $isOffered -}}
+{{- $reason := printf "workerPools: no gateway offers the model %q of the pool %q" $engine.model .name -}}
+{{- fail (printf "%s; add its id and files to config.gateway.models" $reason) -}}
+{{- end -}}
 {{- end -}}
 {{- if has .name $names -}}{{- fail (printf "workerPools: two pools have the name %q" .name) -}}{{- end -}}
 {{- $names = append $names .name -}}
