@@ -12,10 +12,10 @@ import kubernetes_validate
 import pytest
 import yaml
 from helm_python.chart import Chart, package
-from helm_python.errors import HelmError
 
 import schemas
 import secured
+from examples import EXTERNAL, MODELS, NATS, OFFER, SIZES, pool
 from rendered import (
     CHART,
     PROGRAM,
@@ -27,19 +27,11 @@ from rendered import (
     named,
     notes,
     of_kind,
+    pod_of_helm_test,
     render,
     selects,
-    values_files,
     workloads,
 )
-
-NATS = {"servers": ["nats://nats:4222"]}
-# What the chart ships, and values that add processes or files to it.
-SIZES = {
-    **values_files(),
-    "secured": merged(secured.VALUES, secured.TRAINER),
-    "sharded": merged(secured.VALUES, {"draftStore": {"shards": 2, "replicas": 2}, "nats": NATS}),
-}
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -98,15 +90,21 @@ def config(objects, role):
     return json.loads(entries(objects, "ConfigMap", "refrain")[f"{role}.json"])
 
 
-def pool(**keys):
-    return {"workerPools": [{"name": "tiny", "replicas": 2, "referenceEngine": True, **keys}]}
-
-
 def kinds(objects):
     return {object["kind"] for object in objects}
 
 
-EXTERNAL = {"referenceEngine": False, "url": "http://vllm:8000", "engine": {"kind": "vllm", "model": "m", "files": "/m"}}
+TESTER = {
+    "app.kubernetes.io/name": "refrain",
+    "app.kubernetes.io/instance": "refrain",
+    "app.kubernetes.io/component": "test",
+}
+
+
+def callers(objects):
+    """Who may call the API, as the policy of the gateways says."""
+    return spec(objects, "NetworkPolicy", "refrain-gateway")["ingress"][0]["from"]
+
 
 # Values, and what they have to change. Each is rendered, linted and checked against the schemas as well.
 VARIATIONS = {
@@ -182,7 +180,7 @@ VARIATIONS = {
         == {"url": "redis://r:1", "password_file": "/etc/refrain/redis/password"},
     ),
     "models.volume": (
-        {"models": {"volume": {"persistentVolumeClaim": {"claimName": "m"}}}},
+        MODELS,
         lambda o: len(volumes(o, "models")) == 2,
     ),
     "gateway.replicas": (
@@ -225,7 +223,7 @@ VARIATIONS = {
         == "fast",
     ),
     "workerPools.url": (
-        pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"}),
+        {**OFFER, **pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"})},
         lambda o: config(o, "worker-tiny")["urls"]["engine"] == "http://vllm:8000"
         and env(workload(o, "refrain-worker-tiny").main, "REFRAIN_WORKER__ENGINE__API_KEY")["secretKeyRef"]["name"] == "k",
     ),
@@ -261,8 +259,13 @@ VARIATIONS = {
     ),
     "networkPolicies.clients": (
         {"networkPolicies": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
-        lambda o: spec(o, "NetworkPolicy", "refrain-gateway")["ingress"][0]["from"]
-        == [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        lambda o: callers(o) == [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"podSelector": {"matchLabels": TESTER}}]
+        # Where clients are known, the pod of `helm test` is one of them.
+        and selects(TESTER, pod_of_helm_test(o).labels),
+    ),
+    "networkPolicies.clients without a test": (
+        {"networkPolicies": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}, "test": {"enabled": False}},
+        lambda o: callers(o) == [{"ipBlock": {"cidr": "10.0.0.0/8"}}] and "Pod" not in kinds(o),
     ),
     "networkPolicies.engines": (
         {"networkPolicies": {"engines": [{"podSelector": {"matchLabels": {"app": "vllm"}}}]}},
@@ -276,6 +279,15 @@ VARIATIONS = {
     "metrics.podMonitor": (
         {"metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}},
         lambda o: named(o, "PodMonitor", "refrain")["metadata"]["labels"]["release"] == "prometheus",
+    ),
+    "metrics.serviceMonitor": (
+        {"metrics": {"serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "prometheus"}}}},
+        lambda o: named(o, "ServiceMonitor", "refrain")["metadata"]["labels"]["release"] == "prometheus"
+        and [endpoint["interval"] for endpoint in spec(o, "ServiceMonitor", "refrain")["endpoints"]] == ["5s", "5s"],
+    ),
+    "metrics.rules": (
+        {"metrics": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}}},
+        lambda o: named(o, "PrometheusRule", "refrain")["metadata"]["labels"]["release"] == "prometheus",
     ),
     "trainer": (
         {**secured.TRAINER, "gateway": {"replicas": 4}},
@@ -322,70 +334,13 @@ def test_a_value_has_its_effect(name):
     assert has_effect(objects)
 
 
-WRONG = {
-    "a key that does not exist": ({"gatway": {}}, "gatway"),
-    "a key of the configuration that does not exist": ({"config": {"gateway": {"modles": []}}}, "modles"),
-    "a value of a wrong type": ({"config": {"drain_grace_ms": "30s"}}, "drain_grace_ms"),
-    "a secret in the configuration": ({"config": {"mesh": {"secret": "x" * 40}}}, "secret"),
-    "an API key in the configuration": ({"config": {"gateway": {"keys": [{"key": "k", "tenant": "t"}]}}}, "key"),
-    "a password of Redis": ({"config": {"gateway": {"limits_redis": {"password": "p"}}}}, "password"),
-    "a password of NATS": ({"nats": {"servers": ["nats://a:b@nats:4222"]}}, "servers"),
-    "a key of an engine": (pool(engine={"api_key": "k"}), "api_key"),
-    "an address that the chart sets": ({"config": {"gateway": {"listen": "0.0.0.0:1"}}}, "listen"),
-    "the tag latest": ({"image": {"tag": "latest"}}, "tag"),
-    "an engine of an unknown kind": (pool(**{**EXTERNAL, "engine": {"kind": "vlm"}}), "kind"),
-}
-
-# What no schema can say. `helm template` and `helm install` refuse it, and `helm lint` lets it pass.
-CONTRADICTIONS = {
-    "a pool without an engine": (pool(referenceEngine=False), "needs one engine"),
-    "a pool with two engines": (pool(url="http://a"), "needs one engine"),
-    "two pools of one name": ({"workerPools": [*pool()["workerPools"], *pool()["workerPools"]]}, "two pools"),
-    "replicas of the store without NATS": ({"draftStore": {"replicas": 2}}, "nats.servers"),
-    "tenants in replicas of a store": (
-        {"draftStore": {"replicas": 2}, "nats": NATS, "tenants": {"source": "store"}},
-        "tenants.source",
-    ),
-    "a trainer without a tenant": (
-        merged(secured.TRAINER, {"config": {"gateway": {"trainer": {"tenant": ""}}}}),
-        "config.gateway.trainer.tenant",
-    ),
-    "a trainer that everybody may call": (
-        merged(secured.TRAINER, {"networkPolicies": {"trainers": []}}),
-        "networkPolicies.trainers",
-    ),
-    "a trainer in one pod with everything": (merged(secured.TRAINER, {"mode": "single"}), "trainer.enabled"),
-    "settings of a trainer without its gateway": (
-        merged(secured.TRAINER, {"trainer": {"enabled": False}}),
-        "trainer.enabled",
-    ),
-    "an Ingress without a host": ({"ingress": {"enabled": True}}, "ingress.host"),
-    "a route without a Gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_value_is_refused_by_its_name(name):
-    values, named_in_error = WRONG[name]
-    with pytest.raises(HelmError, match=re.escape(named_in_error)):
-        render(values)
-    # `helm lint` says so too.
-    assert any(named_in_error in error for error in lint_errors(values))
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_values_that_contradict_each_other_are_refused_with_a_reason(name):
-    values, named_in_error = CONTRADICTIONS[name]
-    with pytest.raises(HelmError, match=re.escape(named_in_error)):
-        render(values)
-
-
 def test_every_example_in_the_values_is_valid():
     text = (CHART / "values.yaml").read_text()
     begin = text.index("#  - name: llama")
     example = "".join(line[1:] + "\n" for line in text[begin:].split("\n\n")[0].splitlines())
     [pool] = yaml.safe_load(example)
-    objects = render({"workerPools": [pool]})
+    offered = {"id": pool["engine"]["model"], "files": pool["engine"]["files"]}
+    objects = render({**MODELS, "config": {"gateway": {"models": [offered]}}, "workerPools": [pool]})
     assert config(objects, "worker-llama")["worker"]["engine"]["served_model"] == "org/My-Model"
 
 
@@ -475,6 +430,49 @@ def test_no_pod_has_rights_in_the_cluster(objects):
     for each in workloads(objects):
         assert each.pod["automountServiceAccountToken"] is False
         assert accounts[each.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
+
+
+def test_the_pod_of_helm_test_keeps_these_rules_as_well(objects):
+    # As a workload it is looked at by the same tests.
+    accounts = of_kind(objects, "ServiceAccount")
+    pod = pod_of_helm_test(objects).object
+    as_workload = {**pod, "kind": "Deployment", "spec": {"template": pod}}
+    for rule in (
+        test_no_container_is_root_or_may_become_it,
+        test_every_image_has_a_version,
+        test_every_container_has_requests_and_a_limit_of_memory,
+        test_no_pod_has_rights_in_the_cluster,
+    ):
+        rule([as_workload, *accounts])
+
+
+@pytest.mark.parametrize(
+    "values, asked",
+    [
+        ({}, "http://refrain-gateway:80 refrain-first-key"),
+        ({"tenants": {"existingSecret": "t"}}, None),
+        ({"tenants": {"existingSecret": "t"}, "test": {"apiKeySecret": {"name": "k"}}}, "http://refrain-gateway:80 k"),
+        ({"tls": {"api": {"existingSecret": "c"}}}, None),
+        ({"config": {"gateway": {"http": {"tls": {"certificate": "/c", "key": "/k"}}}}}, None),
+        (
+            {"tls": {"api": {"existingSecret": "c"}}, "test": {"url": "https://llm.example.com"}},
+            "https://llm.example.com refrain-first-key",
+        ),
+    ],
+)
+def test_helm_test_sends_a_request_where_there_is_a_key_and_an_address(values, asked):
+    pod = pod_of_helm_test(render(values))
+    [health, url, *_] = pod.containers[0]["args"]
+    scheme = "https" if "tls" in json.dumps(values) else "http"
+    assert (health, url) == ("health", f"--url={scheme}://refrain-gateway:80")
+    requests = pod.containers[1:]
+    assert len(requests) == (asked is not None)
+    for request in requests:
+        assert request["args"][0] == "bench"
+        [key] = request["env"]
+        secret = key["valueFrom"]["secretKeyRef"]["name"]
+        assert f"{request['args'][1].removeprefix('--url=')} {secret}" == asked
+    assert pod.object["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
 def test_secrets_are_in_secrets_only(objects):
@@ -639,6 +637,27 @@ def test_a_change_restarts_only_the_pods_that_read_it():
     assert {name for name in before if before[name] != after[name]} == {"refrain-worker-tiny"}
 
 
+@pytest.mark.parametrize("values", [{}, merged(secured.VALUES, secured.TRAINER)], ids=["plain", "secured"])
+def test_a_service_monitor_asks_the_same_pods_as_a_pod_monitor(values):
+    def monitored(kind):
+        monitors = {"podMonitor": {"enabled": kind == "pod"}, "serviceMonitor": {"enabled": kind == "service"}}
+        return render(merged(values, {"metrics": monitors}))
+
+    by_pods = spec(monitored("pod"), "PodMonitor", "refrain")
+    objects = monitored("service")
+    by_service = spec(objects, "ServiceMonitor", "refrain")
+    assert by_service.pop("endpoints") == by_pods.pop("podMetricsEndpoints")
+    selector = by_service.pop("selector")["matchLabels"]
+    [service] = [s for s in of_kind(objects, "Service") if selects(selector, s["metadata"]["labels"])]
+    assert service["spec"]["selector"] == by_pods.pop("selector")["matchLabels"]
+    assert by_service == by_pods
+    for each in workloads(objects):
+        assert selects(service["spec"]["selector"], each.labels)
+        # One port of the Service leads to the port with the metrics of each pod.
+        metrics = each.main["ports"][-1]["name"]
+        assert metrics in [port["targetPort"] for port in service["spec"]["ports"]]
+
+
 def test_alerts_and_dashboards_are_those_of_the_repository():
     objects = render(SIZES["team"])
     files = [ROOT / "deploy" / "observability" / name for name in ("alerts.yml", "slo.yml")]
@@ -714,6 +733,6 @@ def test_an_upgrade_keeps_the_keys_that_are_there(tmp_path):
 
 
 def test_the_notes_show_a_first_call_for_the_first_model():
-    text = notes(merged(SIZES["laptop"], {"config": {"gateway": {"models": [{"id": "a", "files": "/a"}]}}}))
+    text = notes(merged(SIZES["laptop"], {"config": {"gateway": {"models": [{"id": "a", "files": "builtin:a"}]}}}))
     assert '"model": "a"' in text and "service/refrain-gateway 8080:80" in text
     assert "refrain-first-key" in text and "refrain-first-key" not in notes(SIZES["fleet"])

@@ -41,6 +41,11 @@ def has_namespaces():
     return subprocess.run(with_hosts("/etc/hosts", ["true"]), capture_output=True).returncode == 0
 
 
+def expanded(text, variables):
+    """A text with the variables that it names, as a node does it for arguments and for further variables."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), text)
+
+
 class Container:
     """A process of a pod."""
 
@@ -51,20 +56,24 @@ class Container:
     def name(self):
         return f"{self.pod.name}/{self.spec['name']}"
 
+    @property
+    def stays(self):
+        """Whether it runs beside the main container, though it starts first."""
+        return self.spec.get("restartPolicy") == "Always"
+
     async def start(self):
         pod = self.pod
-        mounts = {mount["mountPath"]: pod.volume(mount["name"]) for mount in self.spec["volumeMounts"]}
+        mounts = {mount["mountPath"]: pod.volume(mount["name"]) for mount in self.spec.get("volumeMounts", [])}
         for path in mounts.values():
             pod.cluster.rewrite(path, pod, mounts)
         variables = {}
         for entry in self.spec.get("env", []):
-            value = pod.value(entry)
-            value = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), value)
-            variables[entry["name"]] = value
+            variables[entry["name"]] = expanded(pod.value(entry), variables)
         self.mounts = mounts
         self.variables = {name: pod.cluster.local(value, pod, mounts) for name, value in variables.items()}
         # The image begins with the program.
         command = [*self.spec.get("command", [IN_IMAGE]), *self.spec.get("args", [])]
+        command = [expanded(word, variables) for word in command]
         with open(pod.cluster.folder / f"{pod.name}.log", "ab") as log:
             self.process = await self.execute(command, stdout=log, stderr=log)
 
@@ -110,6 +119,13 @@ class Container:
             await asyncio.sleep(probe["periodSeconds"])
         raise AssertionError(f"{self.name} has not started in time: {self.pod.log()}")
 
+    async def completed(self):
+        """Runs to its end, as a container that is none of those that stay."""
+        await self.start()
+        async with asyncio.timeout(HANG_S):
+            status = await self.process.wait()
+        assert status == 0, f"{self.name} ended with {status}: {self.pod.log()}"
+
     async def stop(self, until):
         """The signal to stop, and the end by force when the grace is over. Tells whether force was needed."""
         if self.process.returncode is None:
@@ -130,9 +146,8 @@ class Pod:
     def __init__(self, cluster, workload, name, ip):
         self.cluster, self.workload, self.name, self.ip = cluster, workload, name, ip
         self.is_ready = self.is_ending = self.has_left = False
-        init = workload.pod.get("initContainers", [])
-        assert all(spec.get("restartPolicy") == "Always" for spec in init), "only containers beside the main one"
-        self.sidecars = [Container(self, spec) for spec in init]
+        self.init = [Container(self, spec) for spec in workload.pod.get("initContainers", [])]
+        self.sidecars = [each for each in self.init if each.stays]
         self.main = Container(self, workload.main)
         self.folder = cluster.folder / name
         self.prober = None
@@ -174,7 +189,10 @@ class Pod:
         return entries(self.cluster.objects, "Secret", key["name"])[key["key"]]
 
     async def start(self):
-        for container in [*self.sidecars, self.main]:
+        for container in [*self.init, self.main]:
+            if container is not self.main and not container.stays:
+                await container.completed()
+                continue
             await container.start()
             await container.started()
         self.prober = asyncio.create_task(self.probe())
@@ -313,6 +331,13 @@ class Cluster:
         self.write_hosts()
         await pod.start()
         await pod.ready()
+
+    async def complete(self, workload):
+        """Runs a pod whose containers end one after the other. Answers what they said."""
+        pod = Pod(self, workload, workload.name, self.address())
+        for container in [*pod.init, pod.main]:
+            await container.completed()
+        return pod.log()
 
     async def end(self, pod):
         await pod.stop()

@@ -67,7 +67,7 @@ def named(objects, kind, name):
 
 @dataclass
 class Workload:
-    """A Deployment or a StatefulSet."""
+    """A Deployment, a StatefulSet, or a pod of a hook, which has no other object around it."""
 
     object: dict
 
@@ -81,7 +81,7 @@ class Workload:
 
     @property
     def template(self):
-        return self.object["spec"]["template"]
+        return self.object if self.kind == "Pod" else self.object["spec"]["template"]
 
     @property
     def pod(self):
@@ -97,8 +97,7 @@ class Workload:
 
     @property
     def main(self):
-        [container] = self.pod["containers"]
-        return container
+        return self.pod["containers"][0]
 
     @property
     def containers(self):
@@ -107,6 +106,12 @@ class Workload:
 
 def workloads(objects):
     return [Workload(object) for object in of_kind(objects, "Deployment", "StatefulSet")]
+
+
+def pod_of_helm_test(objects):
+    """The pod of `helm test`."""
+    [found] = of_kind(objects, "Pod")
+    return Workload(found)
 
 
 def container_port(container, port):

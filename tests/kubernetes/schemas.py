@@ -16,6 +16,7 @@ MODELS = {
     "ScaledObject": keda.ScaledObject,
     "PodMonitor": prometheus.PodMonitor,
     "PrometheusRule": prometheus.PrometheusRule,
+    "ServiceMonitor": prometheus.ServiceMonitor,
 }
 
 _DURATION = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}

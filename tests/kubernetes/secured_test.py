@@ -180,7 +180,7 @@ def test_a_mesh_changes_from_the_secret_to_credentials_in_three_steps():
 
 
 def test_an_engine_with_the_package_inside_has_a_credential_and_a_certificate():
-    engine = {"kind": "vllm", "model": "m", "files": "/m", "attached": True}
+    engine = {"kind": "vllm", "model": "refrain-tiny", "files": "builtin:refrain-tiny", "attached": True}
     [pool] = values_files()["team"]["workerPools"]
     pool = {**pool, "engine": engine}
     objects = render(merged(SECURED, {"workerPools": [pool]}))

@@ -17,7 +17,7 @@ import pytest
 
 import secured
 from local_cluster import HANG_S, Cluster, ask, has_namespaces, with_hosts
-from rendered import PROGRAM, entries, merged, render, values_files, workloads
+from rendered import PROGRAM, ROOT, entries, merged, pod_of_helm_test, render, values_files, workloads
 
 # Loopback is fast, so a small load keeps both gateways and both workers busy.
 CLIENTS = 3
@@ -228,12 +228,36 @@ def test_each_role_is_replaced_under_load_without_a_failed_request(tmp_path):
     assert max(dips[:-1]) < 0.10, dips
 
 
-def test_one_pod_with_everything_starts_and_answers(tmp_path):
+async def run_helm_test(cluster):
+    """Runs the pod of `helm test`, and again while no gateway is ready."""
+    said = await cluster.complete(pod_of_helm_test(cluster.objects))
+    assert "ready" in said and "repetitive round 1 of 1" in said, said
+    for pod in cluster.pods:
+        pod.leave_services()
+    with pytest.raises(AssertionError, match="does not answer"):
+        await cluster.complete(pod_of_helm_test(cluster.objects))
+
+
+def test_one_pod_with_everything_starts_and_answers_as_helm_test_says(tmp_path):
     objects = render(merged(values_files()["laptop"], VALUES))
-    cluster, load, _ = asyncio.run(smoke(objects, tmp_path, []))
+    cluster, load, _ = asyncio.run(smoke(objects, tmp_path, [], looks=run_helm_test))
     assert cluster.faults == []
     assert [answer.fault for answer in load.answers if answer.fault] == []
     assert accepted_per_step(load.answers) > 1
+
+
+def test_models_that_a_container_downloads_are_there_before_their_readers(tmp_path):
+    source = ROOT / "services" / "reference-engine" / "model"
+    # Another folder stands for what others download from.
+    command = ["/bin/sh", "-c", f"mkdir -p $HOME/mine && cp {source}/*.json $TMPDIR/mine && test $COMPONENT = single"]
+    values = {
+        "models": {"volume": {"emptyDir": {}}, "download": {"image": "fetch:1", "command": command}},
+        "config": {"gateway": {"models": [{"id": "refrain-tiny", "files": "/models/mine"}]}},
+    }
+    objects = render(merged(values_files()["laptop"], merged(VALUES, values)))
+    cluster, load, _ = asyncio.run(smoke(objects, tmp_path, []))
+    assert cluster.faults == []
+    assert [answer.fault for answer in load.answers if answer.fault] == []
 
 
 async def look_at_trainer(cluster):

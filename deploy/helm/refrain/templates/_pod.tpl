@@ -3,7 +3,7 @@ The pod template of a component. The argument is a dict:
   root, component           as for labels, and maybe pool or shard
   identity                  the component whose credential and certificate it has, if it is another one
   role                      the command of `refrain`
-  settings                  resources, annotations and so on of the component
+  settings                  resources, labels and so on of the component, which go over podDefaults
   configKey                 the entry of the ConfigMap
   ports                     names and numbers; the last one has the probes and the metrics
   data                      a name of the volume for /var/lib/refrain, if it is a claim
@@ -15,6 +15,9 @@ The pod template of a component. The argument is a dict:
 */}}
 {{- define "refrain.pod" -}}
 {{- $values := .root.Values -}}
+{{- $_ := set . "settings" (fromJson (include "refrain.settings" .)) -}}
+{{- $hasModels := and $values.models.volume (has .role (list "gateway" "worker" "up")) -}}
+{{- $hasDownload := and $hasModels $values.models.download.image -}}
 {{- $port := last .ports -}}
 {{- $config := include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues "shard" .shardNumber
   "isForTrainer" (eq .component "trainer")) -}}
@@ -24,7 +27,7 @@ The pod template of a component. The argument is a dict:
 {{- $patience := ternary 2 5 (contains "httpGet" $isAlive) -}}
 {{- $isReady := include "refrain.probe" (merge (dict "alive" false) $probe) -}}
 metadata:
-  labels: {{- include "refrain.selector" . | nindent 4 }}
+  labels: {{- merge (fromYaml (include "refrain.selector" .)) .settings.podLabels | toYaml | nindent 4 }}
   annotations:
     refrain/config: {{ $config | sha256sum }}
     {{- if $values.metrics.annotations }}
@@ -36,30 +39,16 @@ metadata:
     prometheus.io/scheme: https
     {{- end }}
     {{- end }}
-    {{- with .settings.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- with .settings.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
   serviceAccountName: {{ include "refrain.fullname" .root }}-{{ .component }}
-  automountServiceAccountToken: false
-  enableServiceLinks: false
-  {{- with $values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . }}
-    {{- end }}
-  {{- end }}
-  {{- with .settings.priorityClassName }}
-  priorityClassName: {{ . }}
-  {{- end }}
-  securityContext:
-    runAsNonRoot: true
-    runAsUser: 10001
-    runAsGroup: 10001
-    fsGroup: 10001
-    fsGroupChangePolicy: OnRootMismatch
-    seccompProfile: {type: RuntimeDefault}
+  {{- include "refrain.placement" . | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
-  {{- with .initContainers }}
-  initContainers: {{- . | nindent 4 }}
+  {{- if or .settings.initContainers $hasDownload .initContainers }}
+  initContainers:
+    {{- with .settings.initContainers }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- if $hasDownload }}{{ include "refrain.download" . | nindent 4 }}{{ end }}
+    {{- with .initContainers }}{{ . | nindent 4 }}{{ end }}
   {{- end }}
   containers:
     - name: {{ .component }}
@@ -109,6 +98,7 @@ spec:
       resources: {{- toYaml .settings.resources | nindent 8 }}
       volumeMounts:
         {{- include "refrain.mounts" . | nindent 8 }}
+    {{- with .settings.extraContainers }}{{ toYaml . | nindent 4 }}{{ end }}
   volumes:
     - name: config
       configMap: {name: {{ include "refrain.fullname" .root }}}
@@ -175,30 +165,77 @@ spec:
     - name: data
       emptyDir: {sizeLimit: 1Gi}
     {{- end }}
-    {{- if and $values.models.volume (has .role (list "gateway" "worker" "up")) }}
+    {{- if $hasModels }}
     - name: models
       {{- toYaml $values.models.volume | nindent 6 }}
     {{- end }}
     {{- with .settings.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- if $values.topologySpread }}
+  {{- $spread := .settings.topologySpreadConstraints }}
+  {{- if and $values.topologySpread (not $spread) }}
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  {{- $spread = append $spread (dict "topologyKey" . "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway") }}
+  {{- end }}
+  {{- end }}
+  {{- with $spread }}
+  {{- $own := dict "matchLabels" (fromYaml (include "refrain.selector" $)) }}
   topologySpreadConstraints:
-    {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
-    - topologyKey: {{ . }}
-      maxSkew: 1
-      whenUnsatisfiable: ScheduleAnyway
-      labelSelector:
-        matchLabels: {{- include "refrain.selector" $ | nindent 10 }}
+    {{- range . }}
+    - {{ set . "labelSelector" (.labelSelector | default $own) | toYaml | nindent 6 | trim }}
     {{- end }}
   {{- end }}
-  {{- with .settings.nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
+{{- end }}
+
+{{- /* The settings of a component, over those of all pods. */}}
+{{- define "refrain.settings" -}}
+{{- toJson (mergeOverwrite (deepCopy .root.Values.podDefaults) .settings) -}}
+{{- end }}
+
+{{- /* Where a pod runs, as whom, and who may fetch its images. The argument is that of a pod, with all its settings. */}}
+{{- define "refrain.placement" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with concat .root.Values.image.pullSecrets .settings.imagePullSecrets | uniq }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
   {{- end }}
-  {{- with .settings.tolerations }}
-  tolerations: {{- toYaml . | nindent 4 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- range $key := list "priorityClassName" "nodeSelector" "tolerations" "affinity" }}
+{{- with get $.settings $key }}
+{{ dict $key . | toYaml }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The container that fills the volume of the models. */}}
+{{- define "refrain.download" -}}
+{{- $models := .root.Values.models -}}
+- name: download
+  image: {{ $models.download.image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  {{- range $key := list "command" "args" }}
+  {{- with get $models.download $key }}
+  {{ $key }}: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with .settings.affinity }}
-  affinity: {{- toYaml . | nindent 4 }}
   {{- end }}
+  env:
+    - {name: COMPONENT, value: {{ .component }}}
+    - {name: POOL, value: {{ .pool | default "" | quote }}}
+    {{- range list "HOME" "TMPDIR" }}
+    - {name: {{ . }}, value: {{ $models.mountPath }}}
+    {{- end }}
+    {{- with $models.download.env }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- include "refrain.security" . | nindent 2 }}
+  resources: {{- toYaml $models.download.resources | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: {{ $models.mountPath }}}
 {{- end }}
 
 {{- define "refrain.security" -}}

@@ -87,7 +87,7 @@ httpGet: {path: {{ ternary "/healthz" "/readyz" .alive }}, port: {{ .port }}{{ i
 {{- fail (printf "tls.mesh: set issuer.name, or existingSecrets.%s" $component) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $values.metrics.podMonitor.enabled (not .existingSecrets.metrics) -}}
+{{- if and (or $values.metrics.podMonitor.enabled $values.metrics.serviceMonitor.enabled) (not .existingSecrets.metrics) -}}
 {{- fail "tls.mesh: Prometheus needs a certificate; set issuer.name, or existingSecrets.metrics" -}}
 {{- end -}}
 {{- end -}}
