@@ -118,6 +118,7 @@ fn table(keys: &[Key], page: &mut String) {
 fn page() -> String {
     let mut page = format!(
         "# Configuration\n\n\
+         This page has every key of the configuration, with its default, its unit and its meaning.\n\
          Generated from the configuration types; do not edit. Renew it with\n`{RENEW}`.\n\n\
          Unknown keys are refused. A key without a default is unset until you set it.\n\n\
          * [The mesh](#the-mesh): the file that `refrain ... --config FILE` reads.\n\
