@@ -22,6 +22,8 @@ use crate::{Client, KEY, Program, Scrape, TINY_MODEL, wait_until};
 pub enum Service {
     /// The scheduler.
     Scheduler,
+    /// Another scheduler, if the settings have a section `scheduler.standby`.
+    Standby,
     /// The draft store.
     DraftStore,
     /// A reference engine.
@@ -163,8 +165,11 @@ impl HttpMesh {
     fn prepare(workers: usize, settings: &str, variables: &[(&str, &str)]) -> anyhow::Result<Self> {
         let numbered =
             (0..workers).flat_map(|number| [Service::Engine(number), Service::Worker(number)]);
+        let settings: Table = settings.parse()?;
+        let standby = has_standby(&settings).then_some(Service::Standby);
         let services = [Service::Scheduler, Service::DraftStore, Service::Gateway]
             .into_iter()
+            .chain(standby)
             .chain(numbered);
         let addrs = services
             .map(|service| Ok((service, free_addr()?)))
@@ -173,7 +178,7 @@ impl HttpMesh {
         Ok(HttpMesh {
             dir: tempfile::tempdir()?,
             keys: MeshConfig::generate()?,
-            settings: settings.parse()?,
+            settings,
             variables: variables.iter().map(own).collect(),
             addrs,
             is_tls: false,
@@ -381,6 +386,11 @@ impl HttpMesh {
                 shared.extend(own);
             }
         }
+        if let Some(Value::Table(scheduler)) = file.get_mut("scheduler")
+            && let Some(Value::Table(standby)) = scheduler.get_mut("standby")
+        {
+            standby.insert("id".into(), service.name().into());
+        }
         // Engines that register with a gateway go to the workers that adopt them.
         if let Some(Value::Table(gateway)) = file.get_mut("gateway")
             && let Some(Value::Table(trainer)) = gateway.get_mut("trainer")
@@ -424,10 +434,14 @@ impl HttpMesh {
         }
         set("mesh", keys);
         set("telemetry", vec![("log", "warn".into())]);
-        let mut urls = vec![
-            ("scheduler", url(Service::Scheduler)),
-            ("draft_store", url(Service::DraftStore)),
-        ];
+        let mut urls = vec![("draft_store", url(Service::DraftStore))];
+        urls.push(match self.addrs.contains_key(&Service::Standby) {
+            false => ("scheduler", url(Service::Scheduler)),
+            true => {
+                let both = [Service::Scheduler, Service::Standby].map(url);
+                ("schedulers", both.to_vec().into())
+            }
+        });
         if matches!(service, Service::Worker(number) if self.adopts(number)) {
             let engine = [("model", TINY_MODEL), ("files", "builtin:refrain-tiny")];
             let engine = engine.map(|(key, value)| (key.to_owned(), Value::from(value)));
@@ -436,7 +450,11 @@ impl HttpMesh {
             urls.push(("engine", url(Service::Engine(number))));
         }
         set("urls", urls);
-        let mut scheduler = vec![("listen", listen(Service::Scheduler))];
+        let listens_as = match service {
+            Service::Standby => Service::Standby,
+            _ => Service::Scheduler,
+        };
+        let mut scheduler = vec![("listen", listen(listens_as))];
         scheduler.extend(SCHEDULER_PATIENCE.map(|(key, value)| (key, value.into())));
         set("scheduler", scheduler);
         set(
@@ -472,10 +490,15 @@ impl HttpMesh {
     }
 }
 
+fn has_standby(settings: &Table) -> bool {
+    let scheduler = settings.get("scheduler");
+    scheduler.is_some_and(|scheduler| scheduler.get("standby").is_some())
+}
+
 impl Service {
     fn role(self) -> Role {
         match self {
-            Service::Scheduler => Role::Scheduler,
+            Service::Scheduler | Service::Standby => Role::Scheduler,
             Service::DraftStore => Role::DraftStore,
             Service::Engine(_) => Role::ReferenceEngine,
             Service::Worker(_) => Role::Worker,
@@ -488,6 +511,7 @@ impl Service {
             Service::Engine(number) | Service::Worker(number) => {
                 format!("{}-{number}", self.role().name())
             }
+            Service::Standby => "standby".to_owned(),
             _ => self.role().name().to_owned(),
         }
     }
