@@ -31,17 +31,19 @@ async fn engines_that_a_file_names_serve_while_it_names_them() -> anyhow::Result
         .collect();
     let expected = mesh.client().chat_all(&chats, "off", 4).await?;
     // The engine goes and comes back while requests run.
-    let (client, sent) = (mesh.client(), chats.clone());
-    let running = tokio::spawn(async move { client.chat_all(&sent, "off", 4).await });
-    wait_until("they run", async || {
-        let page = mesh.scrape(Service::Scheduler).await.ok()?;
-        (page.sum("refrain_scheduler_leases_running", &[]) >= 2.0).then_some(())
-    })
-    .await;
-    std::fs::write(&file, "")?;
-    served(&mesh, 0).await;
-    std::fs::write(&file, &engine)?;
-    let found = running.await??;
+    let client = mesh.client();
+    let change = async {
+        wait_until("they run", async || {
+            let page = mesh.scrape(Service::Scheduler).await.ok()?;
+            (page.sum("refrain_scheduler_leases_running", &[]) >= 2.0).then_some(())
+        })
+        .await;
+        std::fs::write(&file, "")?;
+        served(&mesh, 0).await;
+        std::fs::write(&file, &engine)?;
+        Ok(())
+    };
+    let (found, ()) = tokio::try_join!(client.chat_all(&chats, "off", 4), change)?;
     ensure!(texts(&found) == texts(&expected), "other texts");
     // One that dies comes back by itself, since the source still names it.
     mesh.kill(Service::Engine(0)).await?;

@@ -158,7 +158,7 @@ const VALID_S: u64 = 7_200;
 /// The role and the name that a service of a test's mesh proves.
 fn own_role(service: Service) -> (MeshRole, String) {
     match service {
-        Service::Scheduler => (MeshRole::Scheduler, "scheduler".into()),
+        Service::Scheduler | Service::Standby => (MeshRole::Scheduler, "scheduler".into()),
         Service::DraftStore => (DraftStore, "store".into()),
         Service::Engine(number) => (Engine, format!("engine-{number}")),
         Service::Worker(number) => (Worker, format!("worker-{number}")),

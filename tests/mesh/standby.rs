@@ -80,16 +80,18 @@ async fn another_scheduler_takes_over_and_no_request_is_lost() -> anyhow::Result
     };
     let chats: Vec<Chat> = (0..4).map(chat).collect();
     let expected = mesh.client().chat_all(&chats, "off", 4).await?;
-    let (client, sent) = (mesh.client(), chats.clone());
-    let running = tokio::spawn(async move { client.chat_all(&sent, "off", 4).await });
-    wait_until("they run", async || {
-        let page = mesh.scrape(first).await.ok()?;
-        (page.sum("refrain_scheduler_leases_running", &[]) >= 2.0).then_some(())
-    })
-    .await;
-    mesh.kill(first).await?;
-    leads(&mesh, other, &[]).await;
-    let found = running.await??;
+    let client = mesh.client();
+    let fault = async {
+        wait_until("they run", async || {
+            let page = mesh.scrape(first).await.ok()?;
+            (page.sum("refrain_scheduler_leases_running", &[]) >= 2.0).then_some(())
+        })
+        .await;
+        mesh.kill(first).await?;
+        leads(&mesh, other, &[]).await;
+        Ok(())
+    };
+    let (found, ()) = tokio::try_join!(client.chat_all(&chats, "off", 4), fault)?;
     ensure!(texts(&found) == texts(&expected), "other texts");
     let granted = mesh.scrape(other).await?;
     ensure!(granted.sum("refrain_scheduler_chunks_total", &[]) > 0.0);

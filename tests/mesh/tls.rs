@@ -38,7 +38,7 @@ fn with_tls(folder: &Path, service: Service, file: &mut MeshFile) {
         client_ca: Some(path("ca.pem")),
     });
     match service {
-        Service::Scheduler => file.scheduler.http.tls = tls,
+        Service::Scheduler | Service::Standby => file.scheduler.http.tls = tls,
         Service::DraftStore => file.draft_store.http.tls = tls,
         Service::Engine(_) => file.engine.http.tls = tls,
         Service::Worker(_) => file.worker.http.tls = tls,

@@ -7,8 +7,9 @@ use serde::Deserialize;
 use super::engine::EngineConfig;
 use crate::adoption::EngineSource;
 
-/// Which engines a process adopts, because they register with it or because a source names them. A process that adopts
-/// engines has none of its own at `urls.engine`. Each engine gets a worker with the settings of the section `worker`.
+/// Which engines a process adopts, because they register with it or because a source names them. A process that
+/// adopts engines has none of its own at `urls.engine`. Each engine gets a worker with the settings of the section
+/// `worker`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct AdoptionConfig {
@@ -26,8 +27,8 @@ pub struct AdoptionConfig {
     /// How long no source has to name an engine before it is given up, milliseconds. A source that cannot be read
     /// changes nothing.
     pub absence_ms_max: u64,
-    /// The hosts of engines that register: names, addresses, and networks such as `10.0.0.0/8`. `.example` stands for all names
-    /// with this end. Others are refused, since the process calls whatever registers.
+    /// The hosts of engines that register: names, addresses, and networks such as `10.0.0.0/8`. `.example` stands for
+    /// all names with this end. Others are refused, since the process calls whatever registers.
     pub allowed_hosts: Vec<String>,
     /// Whether an engine is asked if it is an SGLang or a vLLM. Otherwise it has the kind `worker.engine.kind`.
     /// `refrain` is never found: such an engine is sent the secret of the mesh.
@@ -35,8 +36,8 @@ pub struct AdoptionConfig {
     /// Port of the first engine's worker; those of further engines follow. Without it, it is the one after the port
     /// of `worker.listen`.
     pub first_port: Option<u16>,
-    /// File that keeps the URLs of engines that registered, so that they are still known after a restart of the process. Without
-    /// it, they have to register again.
+    /// File that keeps the URLs of engines that registered, so that they are still known after a restart of the
+    /// process. Without it, they have to register again.
     pub file: Option<PathBuf>,
     /// The URL of the cluster's API and the folder with a pod's files, for tests.
     #[serde(skip)]
