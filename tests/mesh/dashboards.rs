@@ -64,10 +64,18 @@ const OF_TROUBLES: &[&str] = &[
 ];
 
 /// Metrics that only a process has which adopts engines.
-const OF_ADOPTION: &[&str] = &["refrain_worker_adopted_engines", "refrain_worker_adoptions"];
+const OF_ADOPTION: &[&str] = &[
+    "refrain_worker_adopted_engines",
+    "refrain_worker_adoptions",
+    "refrain_worker_discovered_engines",
+    "refrain_worker_discovery_faults",
+];
 
 /// The width of a dashboard in columns of Grafana's grid.
 const GRID_WIDTH: i64 = 24;
+
+/// Most panels of a dashboard.
+const PANELS_MAX: usize = 39;
 
 #[derive(Clone)]
 struct Query {
@@ -92,8 +100,18 @@ fn dashboards() -> anyhow::Result<Vec<Value>> {
         let dashboard = serde_json::from_str(&text);
         dashboards.push(dashboard.with_context(|| path.display().to_string())?);
     }
-    ensure!(dashboards.len() == 4, "{} dashboards", dashboards.len());
+    ensure!(dashboards.len() == 10, "{} dashboards", dashboards.len());
     Ok(dashboards)
+}
+
+/// The rows and panels of a dashboard, those inside of collapsed rows included.
+fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
+    list(&dashboard["panels"])
+        .flat_map(|panel| std::iter::once(panel).chain(list(&panel["panels"])))
+}
+
+fn is_row(panel: &Value) -> bool {
+    panel["type"] == "row"
 }
 
 /// The queries of all panels, with values for Grafana's variables.
@@ -104,7 +122,7 @@ fn queries() -> anyhow::Result<Vec<Query>> {
         let variables: Vec<&Value> = variables
             .filter(|variable| variable["type"] == "query")
             .collect();
-        for panel in list(&dashboard["panels"]) {
+        for panel in panels(&dashboard) {
             for target in list(&panel["targets"]) {
                 let place = format!(
                     "{} / {} / {}",
@@ -246,17 +264,39 @@ fn place(panel: &Value) -> Option<[i64; 4]> {
     Some([x?, y?, w?, h?])
 }
 
+/// Checks that these panels are inside of the grid, and that none lies over another one.
+fn lie_apart(panels: &[&Value]) -> anyhow::Result<()> {
+    for (at, panel) in panels.iter().enumerate() {
+        let title = &panel["title"];
+        let [x, y, w, h] = place(panel).with_context(|| format!("{title}: no place"))?;
+        ensure!(
+            x >= 0 && x + w <= GRID_WIDTH,
+            "{title}: outside of the grid"
+        );
+        for other in &panels[..at] {
+            let [left, top, width, height] = place(other).context("no place")?;
+            let is_beside = x + w <= left || left + width <= x;
+            let is_below = y + h <= top || top + height <= y;
+            ensure!(
+                is_beside || is_below,
+                "{title} lies over {}",
+                other["title"]
+            );
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn every_panel_has_its_own_id_place_unit_and_description() -> anyhow::Result<()> {
     for dashboard in dashboards()? {
-        let panels: Vec<&Value> = list(&dashboard["panels"]).collect();
         let mut ids = BTreeSet::new();
-        for (at, panel) in panels.iter().enumerate() {
+        for panel in panels(&dashboard) {
             let title = &panel["title"];
             let id = panel["id"].as_i64();
             let id = id.with_context(|| format!("{title}: no id"))?;
             ensure!(ids.insert(id), "{title}: another panel has its id, {id}");
-            if panel["type"] != "row" {
+            if !is_row(panel) {
                 let description = panel["description"].as_str().unwrap_or_default();
                 ensure!(
                     description.len() > 10 && description.ends_with('.'),
@@ -268,21 +308,46 @@ fn every_panel_has_its_own_id_place_unit_and_description() -> anyhow::Result<()>
                     "{title}: no unit"
                 );
             }
-            let [x, y, w, h] = place(panel).with_context(|| format!("{title}: no place"))?;
+        }
+        // A collapsed row pushes the rows after it down when it opens.
+        let shown: Vec<&Value> = list(&dashboard["panels"]).collect();
+        lie_apart(&shown)?;
+        for row in shown {
+            let opened: Vec<&Value> = std::iter::once(row).chain(list(&row["panels"])).collect();
+            lie_apart(&opened)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_dashboard_is_short_and_only_its_first_row_is_open() -> anyhow::Result<()> {
+    for dashboard in dashboards()? {
+        let board = &dashboard["title"];
+        let refresh = &dashboard["refresh"];
+        ensure!(refresh == "30s", "{board}: it asks again after {refresh}");
+        let count = panels(&dashboard).filter(|panel| !is_row(panel)).count();
+        ensure!(count <= PANELS_MAX, "{board}: {count} panels");
+        let mut shown = list(&dashboard["panels"]);
+        let first = shown.next().with_context(|| format!("{board}: empty"))?;
+        let is_open = first["collapsed"] == false && list(&first["panels"]).next().is_none();
+        ensure!(
+            is_row(first) && is_open,
+            "{board}: its first row is not open"
+        );
+        for row in shown.skip_while(|panel| !is_row(panel)) {
+            let title = &row["title"];
             ensure!(
-                x >= 0 && x + w <= GRID_WIDTH,
-                "{title}: outside of the grid"
+                is_row(row) && row["collapsed"] == true,
+                "{board}: {title} is no collapsed row"
             );
-            for other in &panels[..at] {
-                let [left, top, width, height] = place(other).context("no place")?;
-                let is_beside = x + w <= left || left + width <= x;
-                let is_below = y + h <= top || top + height <= y;
-                ensure!(
-                    is_beside || is_below,
-                    "{title} lies over {}",
-                    other["title"]
-                );
-            }
+            let [_, top, ..] = place(row).context("no place")?;
+            let mut inside = list(&row["panels"]).map(place).peekable();
+            ensure!(inside.peek().is_some(), "{board}: {title} is empty");
+            ensure!(
+                inside.all(|place| place.is_some_and(|[_, y, ..]| y > top)),
+                "{board}: a panel of {title} lies above its row"
+            );
         }
     }
     Ok(())
@@ -326,9 +391,17 @@ async fn queries_about_the_score_router_return_data_with_it() -> anyhow::Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queries_about_engines_that_register_return_data_with_a_process_that_adopts_them()
+async fn queries_about_engines_that_come_and_go_return_data_with_a_process_that_adopts_them()
 -> anyhow::Result<()> {
-    let mesh = UpMesh::start_with("[worker.adoption]\nengines_max = 2\n").await?;
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("engines.txt");
+    std::fs::write(&file, "")?;
+    // The second source is never there, so its readings fail.
+    let settings = format!(
+        "[worker.adoption]\nengines_max = 2\nsources = [\"file://{0}\", \"file://{0}.missing\"]\n",
+        file.display()
+    );
+    let mesh = UpMesh::start_with(&settings).await?;
     let prometheus = Prometheus::start(&[mesh.client().url().to_owned()], &[]).await?;
     all_return_data(&prometheus, &queries_about(OF_ADOPTION)?, async || Ok(())).await?;
     mesh.stop().await;
