@@ -14,8 +14,10 @@ async fn engines_that_a_file_names_serve_while_it_names_them() -> anyhow::Result
     std::fs::write(&file, "")?;
     // No service of a mesh gets these ports.
     let first_port = free_addr()?.port() - 10_000;
+    // A gateway for a trainer is ready without engines.
+    let trainer = free_addr()?;
     let settings = format!(
-        "[worker.adoption]\nengines_max = 4\nfinds_kind = false\nfirst_port = {first_port}\n\
+        "[gateway.trainer]\nlisten = \"{trainer}\"\ntenant = \"one\"\n[worker.adoption]\nengines_max = 4\nfinds_kind = false\nfirst_port = {first_port}\n\
          sources = [\"file://{}\"]\nlookup_interval_ms = 100\nabsence_ms_max = 200\n\
          allowed_hosts = []\n[worker]\nevacuate_after_ms = 100\n",
         file.display()

@@ -44,8 +44,8 @@ pub struct CheckArgs {
     all: bool,
 }
 
-/// Prints the configuration and what was found. It is an error if a process could not start, or would have to wait for
-/// another one.
+/// Prints the configuration and what was found. It is an error if a process could not start, or would have to wait
+/// for another one.
 ///
 /// # Errors
 /// The configuration has faults, or something that it names cannot be used.
@@ -90,7 +90,7 @@ fn shown(keys: &[SetKey], all: bool) -> String {
     }
 }
 
-/// What was found so far.
+/// The outcome so far.
 #[derive(Default)]
 struct Findings {
     faults: usize,

@@ -39,7 +39,7 @@ struct State {
     start: Instant,
     /// Milliseconds after `start` until which it leads; [`FOREVER`] for a scheduler that is alone.
     until_ms: AtomicU64,
-    /// Who leads, as far as it is known.
+    /// The one that leads, as far as it is known.
     leader: Mutex<String>,
 }
 

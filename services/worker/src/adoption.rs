@@ -4,17 +4,15 @@
 //! * `adopter`: adopts engines and gives them up; read this first.
 //! * `engine_table`: the engines that were adopted.
 //! * `allowed_hosts`: which of them may be called.
-//! * `discovery`: follows the sources that name engines; `engine_source` and `cluster_engines` read them.
+//! * `discovery`: follows the sources that name engines.
 //! * `connection`: the check of an engine, and the connection to it.
 //! * `record`: the file that keeps the engines over restarts.
 //! * `server`, `http`: the process that adopts engines, and its listener for gateways.
 
 mod adopter;
 mod allowed_hosts;
-mod cluster_engines;
 mod connection;
 mod discovery;
-mod engine_source;
 mod engine_table;
 mod http;
 mod metrics;
@@ -23,5 +21,4 @@ mod server;
 
 pub use self::adopter::{Adopter, AdopterDeps};
 pub use self::discovery::look_up;
-pub(crate) use self::engine_source::EngineSource;
 pub use self::server::AdopterServer;

@@ -14,7 +14,7 @@
 //! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
 //!   metrics and the statistics that the draft store keeps.
 //! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
-//! * `adoption`: engines that register while the process runs, with a worker for each.
+//! * `adoption`: engines that come and go while the process runs, with a worker for each; `engine_source` names them.
 //! * `config`, `metrics`, `shared`.
 //!
 //! The worker's copy of the drafts and the upload of outputs are the crate `refrain-draft-replica`.
@@ -24,6 +24,7 @@ mod chunk;
 mod config;
 mod decode;
 mod engine;
+mod engine_source;
 mod metrics;
 mod orders;
 mod parking;

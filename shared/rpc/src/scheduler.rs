@@ -78,7 +78,7 @@ const LEASE_BYTES_MAX: usize = 64 << 10;
 /// repeated would do as well, but then the scheduler would have to keep places in the queue for callers that may be
 /// gone.
 ///
-/// Of several schedulers one leads. It is found by asking: the others answer that they stand by. Heartbeats go to all
+/// One of several schedulers leads. It is found by asking: the others answer that they stand by. Heartbeats go to all
 /// of them, so that each knows the workers when it has to take over.
 pub struct HttpScheduler {
     clients: Vec<MeshClient>,

@@ -1,5 +1,5 @@
 //! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh,
-//! drain, timers, comparison of clocks, actors and recovery from panics. It does not know what a
+//! drain, timers, comparison of clocks, actors, recovery from panics, and the API of Kubernetes. It does not know what a
 //! token is.
 //!
 //! A service calls [`config::load`], then [`telemetry::init`], then [`http::serve`], and reaches others with

@@ -16,6 +16,8 @@ pub struct StandbyConfig {
     pub servers: Vec<String>,
     /// The bucket there, which is made if it is missing.
     pub bucket: String,
+    /// Copies of it that the brokers keep: 1, or 3 with at least three brokers.
+    pub bucket_replicas: usize,
     /// In place of `servers`: name of a Kubernetes Lease in the namespace of this process, which needs the rights to
     /// get, create and update Leases.
     pub kubernetes_lease: Option<String>,
@@ -33,6 +35,7 @@ impl Default for StandbyConfig {
             id: String::new(),
             servers: Vec::new(),
             bucket: "refrain-scheduler".into(),
+            bucket_replicas: 1,
             kubernetes_lease: None,
             lease_ms: 1_200,
             cluster: None,
@@ -60,6 +63,10 @@ impl StandbyConfig {
             (
                 lease.is_some_and(|name| !is_object_name(name)),
                 "standby.kubernetes_lease: must be the name of an object of Kubernetes",
+            ),
+            (
+                ![1, 3, 5].contains(&self.bucket_replicas),
+                "standby.bucket_replicas: must be 1, 3 or 5",
             ),
             (self.lease_ms < 400, "standby.lease_ms: at least 400"),
         ];

@@ -8,7 +8,7 @@ use super::record::Entry;
 /// different speeds.
 const MARGIN: f64 = 0.1;
 
-/// What is to be done with the record now.
+/// The next thing to do with the record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Read,
@@ -23,7 +23,7 @@ pub(super) enum Wish {
 pub(super) struct Candidate {
     me: String,
     lease: Duration,
-    /// What was read last. `None`: nothing yet, or it is known to be out of date.
+    /// The last content that was read. `None`: nothing yet, or it is known to be out of date.
     seen: Option<Seen>,
     /// Until when it leads.
     until: Option<Instant>,
@@ -31,7 +31,7 @@ pub(super) struct Candidate {
     is_done: bool,
 }
 
-/// What was read last, and since when it has not changed.
+/// A content of the record, and since when it has not changed.
 #[derive(Debug)]
 struct Seen {
     /// `None`: there is no record.
@@ -50,7 +50,7 @@ impl Candidate {
         }
     }
 
-    /// What is to be done now.
+    /// The next thing to do.
     pub(super) fn wish(&self, now: Instant) -> Wish {
         let Some(seen) = &self.seen else {
             return Wish::Read;
@@ -113,7 +113,7 @@ impl Candidate {
         self.until
     }
 
-    /// Who holds the record, as far as it is known.
+    /// The holder of the record, as far as it is known.
     pub(super) fn leader(&self) -> String {
         let entry = self.seen.as_ref().and_then(|seen| seen.entry.as_ref());
         entry.map(|entry| entry.holder.clone()).unwrap_or_default()
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(candidate.leads_until(), Some(at(1_520)));
         assert_eq!(candidate.resign(), Some("3".to_owned()));
         assert_eq!(candidate.leads_until(), None);
-        // What was given back is taken at once.
+        // A record that was given back is taken at once.
         candidate.read(entry("", 4), at(600));
         assert_eq!(candidate.wish(at(600)), write(4));
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
+use async_nats::jetstream::stream::{self, DiscardPolicy};
 use async_nats::{ConnectOptions, jetstream};
 use async_trait::async_trait;
 use refrain_service_kit::cluster_api::ClusterApi;
@@ -17,7 +18,7 @@ use crate::config::StandbyConfig;
 /// The content of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Who leads; empty if nobody does.
+    /// The scheduler that leads; empty if none does.
     pub(super) holder: String,
     /// Changes with each write.
     pub(super) version: String,
@@ -46,6 +47,8 @@ pub(super) fn open(
         None => Box::new(BucketRecord {
             servers: config.servers.clone(),
             bucket: config.bucket.clone(),
+            replicas: config.bucket_replicas,
+            context: OnceCell::new(),
             store: OnceCell::new(),
         }),
         Some(name) => {
@@ -86,29 +89,51 @@ impl LeaderRecord for Timely {
 struct BucketRecord {
     servers: Vec<String>,
     bucket: String,
-    /// The client connects again by itself.
+    replicas: usize,
+    /// The connection, which is made again by itself when it is lost.
+    context: OnceCell<jetstream::Context>,
     store: OnceCell<kv::Store>,
 }
+
+/// Pause between two attempts to reach a broker.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The key of the record.
 const KEY: &str = "leader";
 
 impl BucketRecord {
     async fn store(&self) -> anyhow::Result<&kv::Store> {
-        let open = || async {
+        let connect = || async {
             let options = ConnectOptions::new()
                 .name("refrain scheduler")
+                .reconnect_delay_callback(|_| RECONNECT_PAUSE)
+                // Whoever asks for the record learns whether there is a connection.
+                .event_callback(|_| async {})
                 .retry_on_initial_connect();
-            let client = options.connect(&self.servers).await?;
-            let context = jetstream::new(client);
-            let config = kv::Config {
-                bucket: self.bucket.clone(),
-                description: "which scheduler of Refrain leads".to_owned(),
-                history: 1,
-                ..kv::Config::default()
+            anyhow::Ok(jetstream::new(options.connect(&self.servers).await?))
+        };
+        let open = || async {
+            let context = self.context.get_or_try_init(connect).await?;
+            if let Ok(store) = context.get_key_value(&self.bucket).await {
+                return Ok(store);
+            }
+            // A bucket is a stream of this form. The call that makes one by itself asks for the account first, which it
+            // cannot read from servers before 2.10.
+            let stream = stream::Config {
+                name: format!("KV_{}", self.bucket),
+                subjects: vec![format!("$KV.{}.>", self.bucket)],
+                description: Some("which scheduler of Refrain leads".to_owned()),
+                max_messages_per_subject: 1,
+                discard: DiscardPolicy::New,
+                allow_rollup: true,
+                allow_direct: true,
+                deny_delete: true,
+                num_replicas: self.replicas,
+                ..stream::Config::default()
             };
             // Creating what exists is no error if it is the same.
-            anyhow::Ok(context.create_key_value(config).await?)
+            context.create_stream(stream).await?;
+            anyhow::Ok(context.get_key_value(&self.bucket).await?)
         };
         self.store.get_or_try_init(open).await
     }

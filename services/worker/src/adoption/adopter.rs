@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use super::allowed_hosts::AllowedHosts;
 use super::connection::{Connected, Connector};
-use super::discovery::Discovery;
+use super::discovery::{Changes, Discovery};
 use super::engine_table::{DrivenEngine, Engine, EngineStage, EngineTable, Origin};
 use super::metrics::{AdoptionFamilies, AdoptionOutcome};
 use super::record;
@@ -61,14 +61,14 @@ pub struct Adopter {
     parts: Arc<AdopterParts>,
 }
 
-pub(super) struct AdopterParts {
-    pub(super) config: WorkerConfig,
+struct AdopterParts {
+    config: WorkerConfig,
     connector: Connector,
     allowed: AllowedHosts,
     scheduler: Arc<dyn Scheduler>,
     store: Arc<dyn DraftStore>,
     auth: MeshAuth,
-    pub(super) metrics: Metrics,
+    metrics: Metrics,
     families: AdoptionFamilies,
     engines: Mutex<EngineTable>,
     /// The turn of adoptions, so that no two of them are for one engine, or for the last room.
@@ -131,13 +131,19 @@ impl Adopter {
                 }
             }
         }
-        if let Some(discovery) = Discovery::new(parts)? {
+        if let Some(discovery) = Discovery::new(&parts.config.adoption, &parts.metrics)? {
             let discovery = Arc::new(discovery);
             // The actor must not keep the parts, which keep it.
             let weak = Arc::downgrade(parts);
             let body = move || {
                 let (discovery, parts) = (discovery.clone(), weak.clone());
-                async move { discovery.run(&parts).await }
+                async move {
+                    let apply = |changes| {
+                        let parts = parts.upgrade();
+                        parts.is_some_and(|parts| parts.follow(changes))
+                    };
+                    discovery.run(apply).await;
+                }
             };
             let actor = actors::start("discovery of engines", body);
             *parts.discovery.lock() = Some(actor);
@@ -218,8 +224,19 @@ impl AdopterParts {
         self.show(&engines);
     }
 
+    /// Follows what the sources say. Always true: it goes on.
+    fn follow(self: Arc<Self>, Changes { present, gone }: Changes) -> bool {
+        self.await_found(&present);
+        // Running chunks have their grace, for which nothing else waits.
+        for url in gone {
+            let parts = self.clone();
+            tokio::spawn(async move { parts.release_found(&url).await });
+        }
+        true
+    }
+
     /// Sees to it that the engines that sources name have a worker, as far as there is room.
-    pub(super) fn await_found(self: &Arc<Self>, urls: &[String]) {
+    fn await_found(self: &Arc<Self>, urls: &[String]) {
         for address in urls.iter().filter_map(|url| EngineAddress::read(url).ok()) {
             let (is_known, count) = {
                 let engines = self.engines.lock();
@@ -237,7 +254,7 @@ impl AdopterParts {
     }
 
     /// Gives up an engine that no source names any more. One that registered as well stays.
-    pub(super) async fn release_found(self: Arc<Self>, url: &str) {
+    async fn release_found(self: Arc<Self>, url: &str) {
         let Ok(address) = EngineAddress::read(url) else {
             return;
         };

@@ -1,16 +1,15 @@
 //! Engines that sources name: they get a worker while a source names them, and lose it when none does any more.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use refrain_service_kit::cluster_api::ClusterApi;
+use refrain_service_kit::telemetry::Metrics;
 
-use super::adopter::AdopterParts;
-use super::engine_source::EngineSource;
 use super::metrics::DiscoveryFamilies;
 use crate::config::AdoptionConfig;
+use crate::engine_source::EngineSource;
 
 /// The sources of a process.
 pub(super) struct Discovery {
@@ -26,8 +25,7 @@ impl Discovery {
     ///
     /// # Errors
     /// A source cannot be read, or asks for a cluster of which this process is no part.
-    pub(super) fn new(parts: &AdopterParts) -> anyhow::Result<Option<Self>> {
-        let config = &parts.config.adoption;
+    pub(super) fn new(config: &AdoptionConfig, metrics: &Metrics) -> anyhow::Result<Option<Self>> {
         if config.sources.is_empty() {
             return Ok(None);
         }
@@ -37,15 +35,15 @@ impl Discovery {
         let cluster = cluster_of(config, sources.iter().map(|(_, source)| source))?;
         Ok(Some(Discovery {
             cluster,
-            families: DiscoveryFamilies::register(parts.metrics.registry())?,
+            families: DiscoveryFamilies::register(metrics.registry())?,
             interval: Duration::from_millis(config.lookup_interval_ms),
             absence: Duration::from_millis(config.absence_ms_max),
             sources,
         }))
     }
 
-    /// Looks the engines up again and again.
-    pub(super) async fn run(&self, parts: &Weak<AdopterParts>) {
+    /// Looks the engines up again and again, for as long as `apply` takes the changes and returns true.
+    pub(super) async fn run(&self, apply: impl Fn(Changes) -> bool) {
         let mut known = KnownEngines::default();
         let mut faults = BTreeMap::new();
         loop {
@@ -58,17 +56,9 @@ impl Discovery {
                     known.by_source.insert(name.clone(), found);
                 }
             }
-            let Changes { present, gone } = known.changes(self.absence, Instant::now());
-            let Some(parts) = parts.upgrade() else {
+            if !apply(known.changes(self.absence, Instant::now())) {
                 return;
-            };
-            parts.await_found(&present);
-            // Running chunks have their grace, for which nothing else waits.
-            for url in gone {
-                let parts = parts.clone();
-                tokio::spawn(async move { parts.release_found(&url).await });
             }
-            drop(parts);
             tokio::time::sleep(self.interval).await;
         }
     }
@@ -126,7 +116,7 @@ pub async fn look_up(config: &AdoptionConfig, source: &str) -> anyhow::Result<BT
     source.look_up(cluster.as_ref()).await
 }
 
-/// What the sources said last.
+/// The last answers of the sources.
 #[derive(Default)]
 struct KnownEngines {
     /// A source that cannot be read says nothing new, so its engines stay.
@@ -137,13 +127,13 @@ struct KnownEngines {
 
 /// The engines that are to have a worker, and those that are not any more.
 #[derive(Debug, PartialEq, Eq)]
-struct Changes {
-    present: Vec<String>,
-    gone: Vec<String>,
+pub(super) struct Changes {
+    pub(super) present: Vec<String>,
+    pub(super) gone: Vec<String>,
 }
 
 impl KnownEngines {
-    /// What has changed. An engine goes once it has been absent for `absence`, since answers of a name server may be
+    /// Compares them with those before. An engine goes once it has been absent for `absence`, since answers of a name server may be
     /// incomplete for a moment.
     fn changes(&mut self, absence: Duration, now: Instant) -> Changes {
         let present: BTreeSet<_> = self.by_source.values().flatten().cloned().collect();

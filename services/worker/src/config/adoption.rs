@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::engine::EngineConfig;
-use crate::adoption::EngineSource;
+use crate::engine_source::EngineSource;
 
 /// Which engines a process adopts, because they register with it or because a source names them. A process that
 /// adopts engines has none of its own at `urls.engine`. Each engine gets a worker with the settings of the section
@@ -15,8 +15,8 @@ use crate::adoption::EngineSource;
 pub struct AdoptionConfig {
     /// Maximum number of engines. 0: none, and the process has an engine of its own.
     pub engines_max: u32,
-    /// Places that name engines, which come and go without a restart. `dns+http://vllm:8000` is every address of a name,
-    /// and `file:///PATH` is a file with a URL on each line. In a Kubernetes cluster,
+    /// Places that name engines, which come and go without a restart. `dns+http://vllm:8000` is every address of a
+    /// name, and `file:///PATH` is a file with a URL on each line. In a Kubernetes cluster,
     /// `kubernetes://NAMESPACE/services/NAME?port=8000` is the ready endpoints of a service,
     /// `kubernetes://NAMESPACE/pods?port=8000&selector=app=vllm` is ready pods by their labels, and
     /// `kubernetes://NAMESPACE/inferencepools/NAME` is those of an InferencePool. No two processes should have the

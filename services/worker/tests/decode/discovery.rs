@@ -64,7 +64,7 @@ async fn engines_of_a_file_come_and_go_with_its_lines() {
     serves(&lab, &[one.url()]).await;
     write(&[one.url(), other.url()]);
     serves(&lab, &[one.url(), other.url()]).await;
-    // What a source names cannot be given up by a caller, and a repeated registration changes nothing.
+    // An engine that a source names cannot be given up by a caller, and a repeated registration changes nothing.
     let error = lab.release(one.url()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Conflict, "{error}");
     // A line that cannot be read changes nothing.

@@ -1,4 +1,4 @@
-//! What a configuration says, key by key, and who says it. Secrets are left out.
+//! The keys that a configuration sets, with their values and who sets them. Secrets are left out.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -16,11 +16,11 @@ pub struct SetKey {
     pub path: String,
     /// Its value as TOML. A secret is shown by [`HIDDEN`].
     pub value: String,
-    /// Who set it.
+    /// The one that set it.
     pub by: SetBy,
 }
 
-/// Who set a key.
+/// The one that set a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetBy {
     /// The configuration file.
@@ -31,11 +31,11 @@ pub enum SetBy {
     Default,
 }
 
-/// What stands for a secret.
+/// The text in place of a secret.
 pub const HIDDEN: &str = "<hidden>";
 
-/// Every key that has a value, in the order of [`keys`]: those of the file and of the environment as they are written,
-/// and all others at their defaults.
+/// Every key that has a value, in the order of [`keys`]: those of the file and of the environment as they are
+/// written, and all others at their defaults.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -116,7 +116,7 @@ fn is_secret(path: &str, text: &str) -> bool {
             url.password().is_some() || url.has_host() && !url.username().is_empty()
         })
     };
-    // What everybody may know: keys that only verify, and the paths of files that have keys.
+    // Everybody may know keys that only verify, and the paths of files that have keys.
     let is_public = name.contains("public") || text.starts_with('/');
     is_named && !is_public || has_password()
 }

@@ -1,7 +1,8 @@
 //! The engines that a Kubernetes cluster knows.
 //!
-//! Three kinds of objects are read, and lists of them are asked for again and again rather than watched. A list of the
-//! pods of one pool is some kilobytes, an API server answers it from memory, and a list has no state that can be lost.
+//! Three kinds of objects are read, and lists of them are asked for again and again rather than watched. A list of
+//! the pods of one pool is some kilobytes, an API server answers it from memory, and a list has no state that can be
+//! lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,7 @@
 //! Places that say which engines there are, and how they are looked up.
 
+mod cluster_engines;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +11,7 @@ use refrain_rpc::EngineAddress;
 use refrain_service_kit::cluster_api::ClusterApi;
 use reqwest::Url;
 
-use super::cluster_engines::ClusterEngines;
+use self::cluster_engines::ClusterEngines;
 
 /// Longest time of a look-up.
 const LOOKUP_WAIT: Duration = Duration::from_secs(5);
@@ -29,7 +31,7 @@ pub(crate) enum EngineSource {
     Dns { host: String, port: u16 },
     /// A file with a URL on each line.
     File(PathBuf),
-    /// What the API of a Kubernetes cluster says.
+    /// The API of a Kubernetes cluster.
     Cluster(ClusterEngines),
 }
 
@@ -69,7 +71,7 @@ impl EngineSource {
     }
 
     /// Whether it asks the API of a cluster.
-    pub(super) fn needs_cluster(&self) -> bool {
+    pub(crate) fn needs_cluster(&self) -> bool {
         matches!(self, EngineSource::Cluster(_))
     }
 
@@ -77,7 +79,7 @@ impl EngineSource {
     ///
     /// # Errors
     /// The source cannot be asked, or what it says cannot be read.
-    pub(super) async fn look_up(
+    pub(crate) async fn look_up(
         &self,
         cluster: Option<&ClusterApi>,
     ) -> anyhow::Result<BTreeSet<String>> {
