@@ -16,6 +16,9 @@ DOWNLOAD = {"image": "fetch:1", "command": ["fetch"], "env": [{"name": "TOKEN", 
 ENGINE = {"kind": "vllm", "model": "m", "files": "/models/m"}
 # Gateways offer the model of that engine.
 OFFER = {**MODELS, "config": {"gateway": {"models": [{"id": "m", "files": "/models/m"}]}}}
+# A pool whose engines come and go.
+FOUND = {"referenceEngine": False, "replicas": 1, "engine": {"model": "m", "files": "/models/m"}}
+SERVICE = "kubernetes:///services/vllm?port=8000"
 EXTERNAL = {"referenceEngine": False, "replicas": 1, "url": "http://vllm:8000", "engine": ENGINE}
 
 

@@ -33,7 +33,7 @@ const SECRETS: [&str; 8] = [
 ];
 
 /// Keys that the chart sets itself, so that a value for them would be overwritten without a word.
-const SET_BY_THE_CHART: [&str; 32] = [
+const SET_BY_THE_CHART: [&str; 33] = [
     "mesh.secret_file",
     "mesh.issuer_public_keys",
     "mesh.credential_file",
@@ -58,6 +58,7 @@ const SET_BY_THE_CHART: [&str; 32] = [
     "worker.listen",
     "worker.id",
     "worker.advertise_url",
+    "worker.adoption.first_port",
     "draft_store.listen",
     "draft_store.data_dir",
     "draft_store.feed.advertise_url",

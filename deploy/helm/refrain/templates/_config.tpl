@@ -73,8 +73,16 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- end -}}
 {{- $parts = dict "draft_store" $store "mesh" $mesh -}}
 {{- else if eq .role "worker" -}}
+{{- $worker := merge (dict "listen" "0.0.0.0:8202") $http -}}
+{{- if .pool.sources -}}
+{{- $enginesMax := int (include "refrain.enginesMax" .) -}}
+{{- $adoption := dict "sources" .pool.sources "engines_max" $enginesMax "first_port" 8210 -}}
+{{- if $config.worker.engine.kind -}}{{- $_ := set $adoption "finds_kind" false -}}{{- end -}}
+{{- $_ := set $worker "adoption" $adoption -}}
+{{- else -}}
 {{- $_ := set $urls "engine" (include "refrain.engineUrl" (dict "pool" .pool "scheme" $scheme)) -}}
-{{- $parts = dict "worker" (merge (dict "listen" "0.0.0.0:8202") $http) "urls" $urls "mesh" $mesh -}}
+{{- end -}}
+{{- $parts = dict "worker" $worker "urls" $urls "mesh" $mesh -}}
 {{- if .pool.referenceEngine -}}
 {{- $engine := merge (dict "listen" "0.0.0.0:8204") (deepCopy $http) -}}
 {{- if include "refrain.hasEnginePeers" (dict "root" .root "pool" .pool) -}}
@@ -115,6 +123,11 @@ http://127.0.0.1:{{ (first .pool.sidecar.ports).containerPort }}
 {{- $config := mergeOverwrite (deepCopy (.root.Values.config | default dict)) (deepCopy ($pool.config | default dict)) -}}
 {{- $hasPool := gt (int64 (dig "engine" "kv_pool" "memory_bytes_max" 0 $config)) 0 -}}
 {{- if and $pool.referenceEngine $hasPool (or $pool.autoscaling.enabled (gt (int $pool.replicas) 1)) -}}true{{- end -}}
+{{- end }}
+
+{{- /* The most engines of a pool with sources. Each has a worker with a port, from 8210 on. */}}
+{{- define "refrain.enginesMax" -}}
+{{- (fromJson (include "refrain.pool" .)).enginesMax -}}
 {{- end }}
 
 {{- /* A pool with the defaults of all pools. */}}
