@@ -4,11 +4,12 @@ import secured
 from rendered import merged, values_files
 
 NATS = {"servers": ["nats://nats:4222"]}
+SCHEDULERS = {"scheduler": {"replicas": 2}}
 # What the chart ships, and values that add processes or files to it.
 SIZES = {
     **values_files(),
     "secured": merged(secured.VALUES, secured.TRAINER),
-    "sharded": merged(secured.VALUES, {"draftStore": {"shards": 2, "replicas": 2}, "nats": NATS}),
+    "sharded": merged(secured.VALUES, {"draftStore": {"shards": 2, "replicas": 2}, "nats": NATS, **SCHEDULERS}),
 }
 
 MODELS = {"models": {"volume": {"persistentVolumeClaim": {"claimName": "m"}}}}

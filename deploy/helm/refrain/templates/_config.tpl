@@ -40,8 +40,8 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- $_ := set $gateway "limits_redis" (dict "password_file" "/etc/refrain/redis/password") -}}
 {{- end -}}
 {{- $urls := fromJson (include "refrain.storeUrls" .root) -}}
+{{- $urls = merge $urls (fromJson (include "refrain.schedulerUrls" .root)) -}}
 {{- $scheme := include "refrain.meshScheme" .root -}}
-{{- $_ := set $urls "scheduler" (printf "%s://%s-scheduler:8201" $scheme $fullname) -}}
 {{- $mesh := fromJson (include "refrain.meshSection" (dict "root" .root "role" .role)) -}}
 {{- range $key, $name := dict "http" "api" "operations_http" "operations" -}}
 {{- if include "refrain.hasCertificate" (get $values.tls $name) -}}
@@ -61,7 +61,13 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- if eq .role "gateway" -}}
 {{- $parts = dict "gateway" $gateway "urls" $urls "mesh" $mesh -}}
 {{- else if eq .role "scheduler" -}}
-{{- $parts = dict "scheduler" (merge (dict "listen" "0.0.0.0:8201") $http) "mesh" $mesh -}}
+{{- $scheduler := merge (dict "listen" "0.0.0.0:8201") $http -}}
+{{- if gt (int $values.scheduler.replicas) 1 -}}
+{{- $_ := set $scheduler "standby" (dict "kubernetes_lease" (printf "%s-scheduler" $fullname)) -}}
+{{- else -}}
+{{- $_ := unset ($config.scheduler | default dict) "standby" -}}
+{{- end -}}
+{{- $parts = dict "scheduler" $scheduler "mesh" $mesh -}}
 {{- else if eq .role "draft-store" -}}
 {{- if include "refrain.hasFeed" .root -}}
 {{- $peers := fromJsonArray (include "refrain.shardUrls" (dict "root" .root "shard" .shard)) -}}
