@@ -338,10 +338,11 @@ def test_every_example_in_the_values_is_valid():
     text = (CHART / "values.yaml").read_text()
     begin = text.index("#  - name: llama")
     example = "".join(line[1:] + "\n" for line in text[begin:].split("\n\n")[0].splitlines())
-    [pool] = yaml.safe_load(example)
-    offered = {"id": pool["engine"]["model"], "files": pool["engine"]["files"]}
-    objects = render({**MODELS, "config": {"gateway": {"models": [offered]}}, "workerPools": [pool]})
-    assert config(objects, "worker-llama")["worker"]["engine"]["served_model"] == "org/My-Model"
+    pools = yaml.safe_load(example)
+    offered = {"id": pools[0]["engine"]["model"], "files": pools[0]["engine"]["files"]}
+    objects = render({**MODELS, "config": {"gateway": {"models": [offered]}}, "workerPools": pools})
+    for pool in ("llama", "found"):
+        assert config(objects, f"worker-{pool}")["worker"]["engine"]["served_model"] == "org/My-Model"
 
 
 def test_each_role_gets_a_configuration_that_the_program_accepts(objects, tmp_path):
@@ -424,12 +425,17 @@ def test_every_container_has_requests_and_a_limit_of_memory(objects):
             assert "memory" in resources["limits"]
 
 
-def test_no_pod_has_rights_in_the_cluster(objects):
-    assert not kinds(objects) & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+def test_only_pods_that_ask_the_cluster_have_rights_and_a_token(objects):
+    assert not kinds(objects) & {"ClusterRole", "ClusterRoleBinding"}
     accounts = {account["metadata"]["name"]: account for account in of_kind(objects, "ServiceAccount")}
+    have_rights = {subject["name"] for binding in of_kind(objects, "RoleBinding") for subject in binding["subjects"]}
     for each in workloads(objects):
+        account = each.pod["serviceAccountName"]
+        # What mounts tokens into all containers of a pod.
         assert each.pod["automountServiceAccountToken"] is False
-        assert accounts[each.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
+        assert accounts[account]["automountServiceAccountToken"] is False
+        has_token = any("projected" in volume for volume in each.pod.get("volumes", []))
+        assert has_token == (account in have_rights)
 
 
 def test_the_pod_of_helm_test_keeps_these_rules_as_well(objects):
@@ -441,7 +447,7 @@ def test_the_pod_of_helm_test_keeps_these_rules_as_well(objects):
         test_no_container_is_root_or_may_become_it,
         test_every_image_has_a_version,
         test_every_container_has_requests_and_a_limit_of_memory,
-        test_no_pod_has_rights_in_the_cluster,
+        test_only_pods_that_ask_the_cluster_have_rights_and_a_token,
     ):
         rule([as_workload, *accounts])
 
@@ -620,9 +626,9 @@ def test_each_pod_has_a_policy():
         assert len(found) == 1, each.name
 
 
-def test_there_is_never_a_second_scheduler(objects):
+def test_schedulers_never_give_the_same_slots_away(objects):
     for each in workloads(objects):
-        if each.component == "scheduler":
+        if each.component == "scheduler" and config(objects, "scheduler")["scheduler"].get("standby") is None:
             assert each.object["spec"]["replicas"] == 1
             assert each.object["spec"]["strategy"] == {"type": "Recreate"}
 

@@ -18,6 +18,7 @@ import ssl
 import subprocess
 import time
 
+from cluster_api import ACCOUNT_FOLDER
 from rendered import NAMESPACE, PROGRAM, container_port, entries, of_kind, selects, workloads
 
 # How long a cluster takes to tell its nodes that a pod is about to end. Until then requests still go there.
@@ -35,6 +36,12 @@ NAMESPACES = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-
 def with_hosts(hosts, command):
     """A command that sees a file as /etc/hosts."""
     return [*NAMESPACES, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts), *command]
+
+
+def with_account(folder, command):
+    """A command that finds the files of an account where a cluster mounts them."""
+    there = f'mount -t tmpfs none /var/run && mkdir -p {ACCOUNT_FOLDER} && mount --bind "$0" {ACCOUNT_FOLDER}'
+    return [*NAMESPACES, "sh", "-c", f'{there} && exec "$@"', str(folder), *command]
 
 
 def has_namespaces():
@@ -66,7 +73,7 @@ class Container:
         mounts = {mount["mountPath"]: pod.volume(mount["name"]) for mount in self.spec.get("volumeMounts", [])}
         for path in mounts.values():
             pod.cluster.rewrite(path, pod, mounts)
-        variables = {}
+        variables = dict(pod.cluster.api.variables) if pod.cluster.api else {}
         for entry in self.spec.get("env", []):
             variables[entry["name"]] = expanded(pod.value(entry), variables)
         self.mounts = mounts
@@ -81,6 +88,8 @@ class Container:
         """Starts a process with the files and variables of the container."""
         cluster = self.pod.cluster
         local = [PROGRAM if word == IN_IMAGE else cluster.local(word, self.pod, self.mounts) for word in command]
+        if ACCOUNT_FOLDER in self.mounts:
+            local = with_account(self.mounts[ACCOUNT_FOLDER], local)
         if cluster.hosts:
             local = with_hosts(cluster.hosts, local)
             streams["env"] = {"PATH": os.environ["PATH"], **self.variables}
@@ -172,6 +181,8 @@ class Pod:
             items = volume["secret"].get("items")
             if items:
                 files = {item["path"]: files[item["key"]] for item in items}
+        elif "projected" in volume:
+            files = self.cluster.api.files(self.workload.pod["serviceAccountName"])
         else:
             assert "emptyDir" in volume, volume
             files = {}
@@ -255,6 +266,8 @@ class Cluster:
 
     def __init__(self, objects, folder, keeps_names=False):
         self.objects, self.folder = objects, pathlib.Path(folder)
+        # A ClusterApi, if pods call one.
+        self.api = None
         self.hosts = self.folder / "hosts" if keeps_names else None
         self.pods, self.faults, self.listeners = [], [], []
         self.numbers = itertools.count(1)

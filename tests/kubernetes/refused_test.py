@@ -7,7 +7,7 @@ import pytest
 from helm_python.errors import HelmError
 
 import secured
-from examples import DOWNLOAD, ENGINE, EXTERNAL, MODELS, NATS, SIZES, pool
+from examples import DOWNLOAD, ENGINE, EXTERNAL, FOUND, MODELS, NATS, OFFER, SERVICE, SIZES, pool
 from rendered import lint_errors, merged, render, workloads
 
 
@@ -39,6 +39,8 @@ WRONG = {
     "an address that the chart sets": ({"config": {"gateway": {"listen": "0.0.0.0:1"}}}, "listen"),
     "the tag latest": ({"image": {"tag": "latest"}}, "tag"),
     "a download of the tag latest": ({"models": {"download": {"image": "fetch:latest"}}}, "download"),
+    "a source of an unknown kind": (pool(**FOUND, sources=["http://vllm:8000"]), "sources"),
+    "a pool for no engine": (pool(**FOUND, sources=[SERVICE], enginesMax=0), "enginesMax"),
     "an engine of an unknown kind": (pool(**{**EXTERNAL, "engine": {"kind": "vlm"}}), "kind"),
 }
 
@@ -52,6 +54,26 @@ CONTRADICTIONS = {
         "set replicas: 1",
     ),
     "one engine that grows": (pool(**EXTERNAL, autoscaling={"enabled": True}), "without autoscaling"),
+    "an engine and sources of engines": (pool(**EXTERNAL, sources=[SERVICE]), "needs one engine"),
+    "two processes for the engines of sources": (
+        pool(**{**FOUND, "replicas": 2}, sources=[SERVICE]),
+        "enginesMax for more engines",
+    ),
+    "sources that grow": (pool(**FOUND, sources=[SERVICE], autoscaling={"enabled": True}), "without autoscaling"),
+    "sources that two pools have": (
+        {
+            **OFFER,
+            "workerPools": [
+                {**FOUND, "name": name, "sources": [f"kubernetes://{namespace}/services/vllm?port=8000"]}
+                for name, namespace in (("a", ""), ("b", "llm"))
+            ],
+        },
+        "name it once",
+    ),
+    "sources in the configuration": (
+        {**MODELS, **pool(config={"worker": {"adoption": {"engines_max": 4}}})},
+        "set sources and enginesMax",
+    ),
     "a sidecar without a home": (homeless(), "add {name: HOME, value: /tmp} to sidecar.env"),
     "no model": ({"config": {"gateway": {"models": []}}}, "name at least one model"),
     "files of a model in no volume": (gateway_files("/models/x"), "models.volume"),
@@ -122,6 +144,24 @@ def test_values_that_contradict_each_other_are_refused_with_a_reason(name):
     values, named_in_error = CONTRADICTIONS[name]
     with pytest.raises(HelmError, match=re.escape(named_in_error)):
         render(values)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "kubernetes://llm",
+        "kubernetes://llm/nodes/a",
+        "kubernetes://llm/services/vllm",
+        "kubernetes://llm/services/vllm?port=0",
+        "kubernetes://llm/services/a/b?port=8000",
+        "kubernetes://llm/pods?port=8000",
+        "kubernetes://LLM/inferencepools/vllm",
+        "kubernetes://llm/inferencepools/..",
+    ],
+)
+def test_a_source_that_names_no_place_is_refused(source):
+    with pytest.raises(HelmError, match="names no place in a cluster; write kubernetes://NAMESPACE/services/NAME"):
+        render({**OFFER, **pool(**FOUND, sources=[source])})
 
 
 @pytest.mark.parametrize("role", ["gateway", "single"])

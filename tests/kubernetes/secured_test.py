@@ -10,6 +10,7 @@ from helm_python.errors import HelmError
 
 import schemas
 import secured
+from examples import SCHEDULERS
 from rendered import (
     entries,
     lint_errors,
@@ -64,7 +65,11 @@ def certificate_hosts(objects):
     return hosts
 
 
-@pytest.mark.parametrize("values", [SECURED, merged(SECURED, SHARDED)], ids=["one store", "shards"])
+@pytest.mark.parametrize(
+    "values",
+    [SECURED, merged(SECURED, {**SHARDED, **SCHEDULERS})],
+    ids=["one of each", "several"],
+)
 def test_the_certificate_of_each_service_names_the_hosts_at_which_it_is_called(values):
     objects = render(values)
     hosts = certificate_hosts(objects)

@@ -20,7 +20,7 @@ const RENEW: &str = "UPDATE_DOCS=1 cargo test -p refrain --test chart_schema";
 
 /// Keys that hold secrets. The chart renders `config` into a ConfigMap, which is no place for them. It takes them
 /// from Secrets, by files and by variables.
-const SECRETS: [&str; 8] = [
+const SECRETS: [&str; 9] = [
     "mesh.secret",
     "mesh.secrets_accepted",
     "mesh.namespace_signing_key",
@@ -30,10 +30,11 @@ const SECRETS: [&str; 8] = [
     "engines.api_key",
     // The URLs of brokers may hold a password.
     "draft_store.feed.servers",
+    "scheduler.standby.servers",
 ];
 
 /// Keys that the chart sets itself, so that a value for them would be overwritten without a word.
-const SET_BY_THE_CHART: [&str; 32] = [
+const SET_BY_THE_CHART: [&str; 37] = [
     "mesh.secret_file",
     "mesh.issuer_public_keys",
     "mesh.credential_file",
@@ -44,6 +45,7 @@ const SET_BY_THE_CHART: [&str; 32] = [
     "mesh.namespace_public_key",
     "mesh.namespace_signing_key_file",
     "urls.scheduler",
+    "urls.schedulers",
     "urls.draft_store",
     "urls.draft_stores",
     "urls.engine",
@@ -55,9 +57,13 @@ const SET_BY_THE_CHART: [&str; 32] = [
     "gateway.trainer.listen",
     "gateway.trainer.allows_other_machines",
     "scheduler.listen",
+    "scheduler.standby.id",
+    "scheduler.standby.bucket",
+    "scheduler.standby.kubernetes_lease",
     "worker.listen",
     "worker.id",
     "worker.advertise_url",
+    "worker.adoption.first_port",
     "draft_store.listen",
     "draft_store.data_dir",
     "draft_store.feed.advertise_url",

@@ -27,14 +27,20 @@
 {{- $names := list -}}
 {{- range .Values.workerPools -}}
 {{- $engines := 0 -}}
-{{- range list .url .sidecar .referenceEngine -}}{{- if . -}}{{- $engines = add1 $engines -}}{{- end -}}{{- end -}}
+{{- range list .url .sidecar .referenceEngine .sources -}}
+{{- if . -}}{{- $engines = add1 $engines -}}{{- end -}}
+{{- end -}}
 {{- if ne (int $engines) 1 -}}
-{{- fail (printf "workerPools: the pool %q needs one engine: url, sidecar or referenceEngine" .name) -}}
+{{- fail (printf "workerPools: the pool %q needs one engine: url, sidecar, referenceEngine or sources" .name) -}}
 {{- end -}}
 {{- $pool := fromJson (include "refrain.pool" (dict "root" $ "pool" .)) -}}
 {{- if and .url (or $pool.autoscaling.enabled (gt (int $pool.replicas) 1)) -}}
 {{- $reason := printf "workerPools: the pool %q has one engine, at its url, so it takes one worker" .name -}}
 {{- fail (printf "%s; set replicas: 1 without autoscaling, and make a pool for each further engine" $reason) -}}
+{{- end -}}
+{{- if and .sources (or $pool.autoscaling.enabled (gt (int $pool.replicas) 1)) -}}
+{{- $reason := printf "workerPools: the pool %q has one process, which drives all engines of its sources" .name -}}
+{{- fail (printf "%s; set replicas: 1 without autoscaling, and enginesMax for more engines" $reason) -}}
 {{- end -}}
 {{- $hasHome := false -}}
 {{- range (.sidecar | default dict).env -}}{{- if eq .name "HOME" -}}{{- $hasHome = true -}}{{- end -}}{{- end -}}
@@ -44,6 +50,11 @@
 {{- end -}}
 {{- if eq $.Values.mode "mesh" -}}
 {{- $given := dig "worker" "engine" dict ($pool.config | default dict) -}}
+{{- $ofPool := mergeOverwrite (deepCopy $config) (deepCopy ($pool.config | default dict)) -}}
+{{- $adoption := dig "worker" "adoption" dict $ofPool -}}
+{{- if or $adoption.engines_max $adoption.sources -}}
+{{- fail "config.worker.adoption: set sources and enginesMax of a pool in place of these keys" -}}
+{{- end -}}
 {{- $engine := mergeOverwrite (deepCopy ($pool.engine | default dict)) $given -}}
 {{- include "refrain.checkFiles" (dict "root" $ "settings" $pool "files" $engine.files
   "key" (printf "workerPools: the engine.files of the pool %q" .name) "owner" "the pool") -}}
@@ -64,6 +75,7 @@
 {{- end -}}
 {{- end -}}{{- end -}}
 {{- end -}}
+{{- include "refrain.checkSources" . -}}
 {{- include "refrain.checkTls" . -}}
 {{- if include "refrain.hasFeed" . -}}
 {{- if and (not .Values.nats.servers) (not .Values.nats.serversSecret.name) -}}

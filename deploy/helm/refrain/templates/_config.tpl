@@ -40,8 +40,8 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- $_ := set $gateway "limits_redis" (dict "password_file" "/etc/refrain/redis/password") -}}
 {{- end -}}
 {{- $urls := fromJson (include "refrain.storeUrls" .root) -}}
+{{- $urls = merge $urls (fromJson (include "refrain.schedulerUrls" .root)) -}}
 {{- $scheme := include "refrain.meshScheme" .root -}}
-{{- $_ := set $urls "scheduler" (printf "%s://%s-scheduler:8201" $scheme $fullname) -}}
 {{- $mesh := fromJson (include "refrain.meshSection" (dict "root" .root "role" .role)) -}}
 {{- range $key, $name := dict "http" "api" "operations_http" "operations" -}}
 {{- if include "refrain.hasCertificate" (get $values.tls $name) -}}
@@ -61,7 +61,13 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- if eq .role "gateway" -}}
 {{- $parts = dict "gateway" $gateway "urls" $urls "mesh" $mesh -}}
 {{- else if eq .role "scheduler" -}}
-{{- $parts = dict "scheduler" (merge (dict "listen" "0.0.0.0:8201") $http) "mesh" $mesh -}}
+{{- $scheduler := merge (dict "listen" "0.0.0.0:8201") $http -}}
+{{- if gt (int $values.scheduler.replicas) 1 -}}
+{{- $_ := set $scheduler "standby" (dict "kubernetes_lease" (printf "%s-scheduler" $fullname)) -}}
+{{- else -}}
+{{- $_ := unset ($config.scheduler | default dict) "standby" -}}
+{{- end -}}
+{{- $parts = dict "scheduler" $scheduler "mesh" $mesh -}}
 {{- else if eq .role "draft-store" -}}
 {{- if include "refrain.hasFeed" .root -}}
 {{- $peers := fromJsonArray (include "refrain.shardUrls" (dict "root" .root "shard" .shard)) -}}
@@ -73,8 +79,16 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- end -}}
 {{- $parts = dict "draft_store" $store "mesh" $mesh -}}
 {{- else if eq .role "worker" -}}
+{{- $worker := merge (dict "listen" "0.0.0.0:8202") $http -}}
+{{- if .pool.sources -}}
+{{- $enginesMax := int (include "refrain.enginesMax" .) -}}
+{{- $adoption := dict "sources" .pool.sources "engines_max" $enginesMax "first_port" 8210 -}}
+{{- if $config.worker.engine.kind -}}{{- $_ := set $adoption "finds_kind" false -}}{{- end -}}
+{{- $_ := set $worker "adoption" $adoption -}}
+{{- else -}}
 {{- $_ := set $urls "engine" (include "refrain.engineUrl" (dict "pool" .pool "scheme" $scheme)) -}}
-{{- $parts = dict "worker" (merge (dict "listen" "0.0.0.0:8202") $http) "urls" $urls "mesh" $mesh -}}
+{{- end -}}
+{{- $parts = dict "worker" $worker "urls" $urls "mesh" $mesh -}}
 {{- if .pool.referenceEngine -}}
 {{- $engine := merge (dict "listen" "0.0.0.0:8204") (deepCopy $http) -}}
 {{- if include "refrain.hasEnginePeers" (dict "root" .root "pool" .pool) -}}
@@ -115,6 +129,11 @@ http://127.0.0.1:{{ (first .pool.sidecar.ports).containerPort }}
 {{- $config := mergeOverwrite (deepCopy (.root.Values.config | default dict)) (deepCopy ($pool.config | default dict)) -}}
 {{- $hasPool := gt (int64 (dig "engine" "kv_pool" "memory_bytes_max" 0 $config)) 0 -}}
 {{- if and $pool.referenceEngine $hasPool (or $pool.autoscaling.enabled (gt (int $pool.replicas) 1)) -}}true{{- end -}}
+{{- end }}
+
+{{- /* The most engines of a pool with sources. Each has a worker with a port, from 8210 on. */}}
+{{- define "refrain.enginesMax" -}}
+{{- (fromJson (include "refrain.pool" .)).enginesMax -}}
 {{- end }}
 
 {{- /* A pool with the defaults of all pools. */}}

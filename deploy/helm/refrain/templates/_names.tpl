@@ -103,6 +103,24 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toJson $hosts -}}
 {{- end }}
 
+{{- /* The hosts of the schedulers. Several ones have names, since callers have to find the one that leads. */}}
+{{- define "refrain.schedulerHosts" -}}
+{{- $name := printf "%s-scheduler" (include "refrain.fullname" .) -}}
+{{- $hosts := list -}}
+{{- range $number := until (int .Values.scheduler.replicas) -}}
+{{- $hosts = append $hosts (printf "%s-%d.%s-pods" $name $number $name) -}}
+{{- end -}}
+{{- toJson (ternary $hosts (list $name) (gt (len $hosts) 1)) -}}
+{{- end }}
+
+{{- define "refrain.schedulerUrls" -}}
+{{- $urls := list -}}
+{{- range fromJsonArray (include "refrain.schedulerHosts" .) -}}
+{{- $urls = append $urls (printf "%s://%s:8201" (include "refrain.meshScheme" $) .) -}}
+{{- end -}}
+{{- toJson (ternary (dict "schedulers" $urls) (dict "scheduler" (first $urls)) (gt (len $urls) 1)) -}}
+{{- end }}
+
 {{- /* Seconds that the drain of a gateway takes at most, rounded up. */}}
 {{- define "refrain.drainSeconds" -}}
 {{- div (add (int64 (.Values.config.drain_grace_ms | default 30000)) 999) 1000 -}}

@@ -12,6 +12,7 @@ The pod template of a component. The argument is a dict:
   startupSeconds            seconds that the start may take
   env, initContainers       YAML of lists
   poolValues, shardNumber   what the configuration depends on
+  asksCluster               whether it calls the API of the cluster, by an account of its own
 */}}
 {{- define "refrain.pod" -}}
 {{- $values := .root.Values -}}
@@ -41,7 +42,8 @@ metadata:
     {{- end }}
     {{- with .settings.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
-  serviceAccountName: {{ include "refrain.fullname" .root }}-{{ .component }}
+  {{- $account := printf "%s-%s" (include "refrain.fullname" .root) .component }}
+  serviceAccountName: {{ $account }}{{ if and .asksCluster .pool }}-{{ .pool }}{{ end }}
   {{- include "refrain.placement" . | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
   {{- if or .settings.initContainers $hasDownload .initContainers }}
@@ -102,6 +104,16 @@ spec:
   volumes:
     - name: config
       configMap: {name: {{ include "refrain.fullname" .root }}}
+    {{- if .asksCluster }}
+    {{- /* What a cluster mounts into all containers of a pod by itself, for the one that needs it. */}}
+    - name: account
+      projected:
+        defaultMode: 0440
+        sources:
+          - serviceAccountToken: {path: token, expirationSeconds: 3600}
+          - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+          - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+    {{- end }}
     {{- if or .isEdge (fromJson $config).mesh.secret_file }}
     - name: keys
       secret:
@@ -254,6 +266,9 @@ securityContext:
 {{- define "refrain.mounts" -}}
 {{- $values := .root.Values -}}
 - {name: config, mountPath: /etc/refrain/config, readOnly: true}
+{{- if .asksCluster }}
+- {name: account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
 {{- if or .isEdge (not $values.credentials.existingSecret) $values.credentials.acceptsMeshSecret }}
 - {name: keys, mountPath: /etc/refrain/keys, readOnly: true}
 {{- end }}
