@@ -34,8 +34,8 @@ impl Broker {
 }
 
 /// Waits until exactly this scheduler leads, of those that run.
-async fn leads(mesh: &HttpMesh, leader: Service, others: &[Service]) {
-    wait_until("one scheduler leads", async || {
+async fn leads(mesh: &HttpMesh, when: &str, leader: Service, others: &[Service]) {
+    wait_until(&format!("{leader:?} leads {when}"), async || {
         let is = async |service| {
             let page = mesh.scrape(service).await.ok()?;
             Some(page.sum("refrain_scheduler_leads", &[]) == 1.0)
@@ -71,7 +71,7 @@ async fn another_scheduler_takes_over_and_no_request_is_lost() -> anyhow::Result
         _ => Service::Standby,
     };
     let other = both[usize::from(first == both[0])];
-    leads(&mesh, first, &[other]).await;
+    leads(&mesh, "at first", first, &[other]).await;
     // Each of these rollouts needs several leases, some of them from the next leader.
     let chat = |number| {
         let chat = Chat::random(number).max_tokens(300);
@@ -88,7 +88,7 @@ async fn another_scheduler_takes_over_and_no_request_is_lost() -> anyhow::Result
         })
         .await;
         mesh.kill(first).await?;
-        leads(&mesh, other, &[]).await;
+        leads(&mesh, "after a kill", other, &[]).await;
         Ok(())
     };
     let (found, ()) = tokio::try_join!(client.chat_all(&chats, "off", 4), fault)?;
@@ -97,7 +97,7 @@ async fn another_scheduler_takes_over_and_no_request_is_lost() -> anyhow::Result
     ensure!(granted.sum("refrain_scheduler_chunks_total", &[]) > 0.0);
     // The one that was killed stands by when it is back, and takes over when the leader ends in order.
     mesh.start_child(first).await?;
-    leads(&mesh, other, &[first]).await;
+    leads(&mesh, "when the other is back", other, &[first]).await;
     wait_until(
         "it knows the workers, and shows no gauge of them",
         async || {
@@ -107,7 +107,7 @@ async fn another_scheduler_takes_over_and_no_request_is_lost() -> anyhow::Result
     )
     .await;
     mesh.replace(other, None).await?;
-    leads(&mesh, first, &[other]).await;
+    leads(&mesh, "after an end in order", first, &[other]).await;
     let found = mesh.client().chat_all(&chats, "off", 4).await?;
     ensure!(texts(&found) == texts(&expected), "other texts");
     mesh.stop().await

@@ -3,8 +3,8 @@
 //! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
 //! roles, [`gateway`] puts a gateway together, and [`serve`] has the commands that start services. [`store`],
 //! [`usage`], [`tenants`] and [`mesh_roles`] have the operator's commands. [`check`] judges a configuration, and
-//! [`chat`] talks with a gateway. `cluster` runs several processes on one machine, for trying out. [`manual`] has what
-//! packages ship beside the program.
+//! [`chat`] talks with a gateway. `cluster` runs several processes on one machine, for trying out. [`manual`] has
+//! files that packages ship beside the program.
 
 pub mod chat;
 pub mod check;

@@ -138,15 +138,19 @@ fn exported_spans<S>() -> impl Filter<S> {
 }
 
 /// Parses the filter of log lines. The HTTP stack logs an error when a caller sends bytes that are not HTTP, which is
-/// the caller's fault. These lines are off unless the filter names `actix_http`.
+/// the caller's fault. These lines are off unless the filter names `actix_http`. The client of NATS logs each attempt to
+/// reach a broker that is away; those lines are off unless the filter names `async_nats`.
 fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
     const PROTOCOL_ERRORS: &str = "actix_http::h1::dispatcher";
-    let filter =
+    let mut filter =
         EnvFilter::try_new(log).map_err(|error| anyhow::anyhow!("not a valid filter: {error}"))?;
-    Ok(match log.contains("actix_http") {
-        true => filter,
-        false => filter.add_directive(format!("{PROTOCOL_ERRORS}=off").parse()?),
-    })
+    if !log.contains("actix_http") {
+        filter = filter.add_directive(format!("{PROTOCOL_ERRORS}=off").parse()?);
+    }
+    if !log.contains("async_nats") {
+        filter = filter.add_directive("async_nats=warn".parse()?);
+    }
+    Ok(filter)
 }
 
 /// Installs ring as the TLS provider. reqwest is built without a provider, because its default takes a long C build.

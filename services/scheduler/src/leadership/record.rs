@@ -96,7 +96,7 @@ struct BucketRecord {
 }
 
 /// Pause between two attempts to reach a broker.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+const RECONNECT_PAUSE: Duration = Duration::from_millis(250);
 
 /// The key of the record.
 const KEY: &str = "leader";
@@ -117,8 +117,8 @@ impl BucketRecord {
             if let Ok(store) = context.get_key_value(&self.bucket).await {
                 return Ok(store);
             }
-            // A bucket is a stream of this form. The call that makes one by itself asks for the account first, which it
-            // cannot read from servers before 2.10.
+            // A bucket is a stream of this form. The call that makes one by itself asks for the account first, and
+            // cannot read the answers of servers before 2.10.
             let stream = stream::Config {
                 name: format!("KV_{}", self.bucket),
                 subjects: vec![format!("$KV.{}.>", self.bucket)],

@@ -133,8 +133,8 @@ pub(super) struct Changes {
 }
 
 impl KnownEngines {
-    /// Compares them with those before. An engine goes once it has been absent for `absence`, since answers of a name server may be
-    /// incomplete for a moment.
+    /// Compares them with those before. An engine goes once it has been absent for `absence`, since answers of a name
+    /// server may be incomplete for a moment.
     fn changes(&mut self, absence: Duration, now: Instant) -> Changes {
         let present: BTreeSet<_> = self.by_source.values().flatten().cloned().collect();
         for url in &present {
