@@ -1,6 +1,5 @@
 //! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh,
-//! drain, timers, comparison of clocks, actors, recovery from panics, and the API of Kubernetes. It does not know what
-//! a token is.
+//! drain, timers, comparison of clocks, actors, recovery from panics, and the API of Kubernetes. It knows no tokens.
 //!
 //! A service calls [`config::load`], then [`telemetry::init`], then [`http::serve`], and reaches others with
 //! [`http::MeshClient`]. A service that keeps its state in an actor puts the core into [`guard::Guarded`] and the

@@ -138,8 +138,8 @@ fn exported_spans<S>() -> impl Filter<S> {
 }
 
 /// Parses the filter of log lines. The HTTP stack logs an error when a caller sends bytes that are not HTTP, which is
-/// the caller's fault. These lines are off unless the filter names `actix_http`. The client of NATS logs each attempt to
-/// reach a broker that is away; those lines are off unless the filter names `async_nats`.
+/// the caller's fault. These lines are off unless the filter names `actix_http`. The client of NATS logs each attempt
+/// to reach a broker that is away; those lines are off unless the filter names `async_nats`.
 fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
     const PROTOCOL_ERRORS: &str = "actix_http::h1::dispatcher";
     let mut filter =
