@@ -36,7 +36,7 @@ pub struct CheckArgs {
     /// The configuration file; without it, only variables and defaults count.
     #[arg(long, env = "REFRAIN_CONFIG")]
     config: Option<PathBuf>,
-    /// Check keys, values and files alone: open no port and call nobody.
+    /// Check keys, values and files alone. No port is opened, and nobody is called.
     #[arg(long)]
     offline: bool,
     /// Print the keys at their defaults as well.
@@ -156,10 +156,73 @@ fn files(role: Role, file: &MeshFile, found: &mut Findings) {
         let key = "worker.engine.files";
         found.add(key, tokenizer(&file.worker.engine.files));
     }
-    if matches!(role, Role::Up | Role::DraftStore) {
-        let folder = &file.draft_store.data_dir;
-        let key = format!("draft_store.data_dir = {}", folder.display());
-        found.add(&key, writable(folder));
+    let (is_edge, is_store) = match role {
+        Role::Up => (true, true),
+        role => (role == Role::Gateway, role == Role::DraftStore),
+    };
+    let mut read: Vec<(&str, &Path)> = Vec::new();
+    let listeners = [
+        ("gateway.http.tls", &file.gateway.http, is_edge),
+        (
+            "gateway.operations_http.tls",
+            &file.gateway.operations_http,
+            is_edge,
+        ),
+        (
+            "gateway.trainer.http.tls",
+            &file.gateway.trainer.http,
+            is_edge,
+        ),
+        (
+            "scheduler.http.tls",
+            &file.scheduler.http,
+            role == Role::Scheduler,
+        ),
+        ("worker.http.tls", &file.worker.http, role == Role::Worker),
+        (
+            "draft_store.http.tls",
+            &file.draft_store.http,
+            role == Role::DraftStore,
+        ),
+        (
+            "engine.http.tls",
+            &file.engine.http,
+            role == Role::ReferenceEngine,
+        ),
+    ];
+    for (key, listener, _) in listeners.into_iter().filter(|(.., is_own)| *is_own) {
+        let tls = listener.tls.iter();
+        read.extend(
+            tls.flat_map(|tls| {
+                let own = [tls.certificate.as_path(), tls.key.as_path()];
+                own.into_iter().chain(tls.client_ca.as_deref())
+            })
+            .map(|path| (key, path)),
+        );
+    }
+    if is_edge {
+        let tenants = file.gateway.tenants_file.as_deref();
+        read.extend(tenants.map(|path| ("gateway.tenants_file", path)));
+        let keys = file
+            .gateway
+            .jwt
+            .as_ref()
+            .and_then(|jwt| jwt.jwks_file.as_deref());
+        read.extend(keys.map(|path| ("gateway.jwt.jwks_file", path)));
+    }
+    for (key, path) in read {
+        let opened = std::fs::read(path).map(|bytes| format!("{} bytes", bytes.len()));
+        let key = format!("{key}, {}", path.display());
+        found.add(&key, opened.context("cannot be read"));
+    }
+    let usage = file.gateway.usage_dir.as_deref().filter(|_| is_edge);
+    let data = is_store.then_some(file.draft_store.data_dir.as_path());
+    let written = [("gateway.usage_dir", usage), ("draft_store.data_dir", data)];
+    for (key, folder) in written {
+        let Some(folder) = folder else {
+            continue;
+        };
+        found.add(&format!("{key} = {}", folder.display()), writable(folder));
     }
 }
 
@@ -209,6 +272,8 @@ fn ports(role: Role, file: &MeshFile, found: &mut Findings) {
             &[Role::ReferenceEngine],
         ),
     ];
+    // All stay open until the last is, since two of them may have the same address.
+    let mut open = Vec::new();
     for (key, listen, of) in listeners {
         let Some(listen) = listen.filter(|_| of.contains(&role)) else {
             continue;
@@ -216,10 +281,11 @@ fn ports(role: Role, file: &MeshFile, found: &mut Findings) {
         let bound = TcpListener::bind(listen).with_context(|| {
             "another process has this address, perhaps the one of this configuration, or it cannot be had here"
         });
-        found.add(
-            &format!("{key} = {listen}"),
-            bound.map(|_| "is free".into()),
-        );
+        let is_free = bound.map(|listener| {
+            open.push(listener);
+            "is free".into()
+        });
+        found.add(&format!("{key} = {listen}"), is_free);
     }
 }
 
@@ -273,9 +339,13 @@ async fn services(role: Role, file: &MeshFile, found: &mut Findings) {
     }
 }
 
-/// Host and port of a URL, without a password.
+/// Host and port of a URL, without a password. Brokers are named without a scheme as well.
 fn place(url: &str) -> anyhow::Result<String> {
-    let url = Url::parse(url)?;
+    let url = match url.contains("://") {
+        true => Url::parse(url),
+        false => Url::parse(&format!("nats://{url}")),
+    };
+    let url = url.context("must be a URL, such as http://host:8080")?;
     let host = url.host_str().context("the URL has no host")?;
     let usual = match url.scheme() {
         "nats" | "tls" => Some(4222),
@@ -336,7 +406,8 @@ async fn engines(
             let engine = engine.map_err(|_| anyhow::anyhow!("no answer within {timeout:?}"))??;
             anyhow::Ok(served(&engine))
         };
-        found.add(&format!("engine {url}"), connected.await);
+        let shown = place(&url).unwrap_or_default();
+        found.add(&format!("engine {shown}"), connected.await);
     }
 }
 
@@ -362,7 +433,8 @@ mod tests {
         ] {
             assert_eq!(place(url).unwrap(), expected);
         }
-        assert!(place("h:1").is_err() && place("").is_err());
+        assert_eq!(place("user:secret@h:1").unwrap(), "h:1");
+        assert!(place("").is_err() && place("http://").is_err());
     }
 
     #[test]

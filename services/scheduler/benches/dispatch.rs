@@ -1,4 +1,5 @@
-//! Measures how long the core of the scheduler takes for an event, with 256 workers and 10,000 waiting requests.
+//! Measures how long the core of the scheduler takes for an event, with 256 workers and 10,000 waiting requests, and
+//! with a fleet of 1,000 workers and 100,000 requests in flight.
 //!
 //! ```text
 //! cargo bench -p refrain-scheduler --bench dispatch             # all cases
@@ -23,9 +24,7 @@ use refrain_scheduler::core::{
     Dispatch, DispatchEffect, DispatchEvent, LeaseCallId, SchedulerConfig,
 };
 
-const WORKERS: usize = 256;
 const SLOTS: u32 = 32;
-const WAITING: usize = 10_000;
 const EVENTS: usize = 20_000;
 const TENANTS: u64 = 50;
 const GROUP_SIZE: u128 = 8;
@@ -53,6 +52,43 @@ fn cpu_nanos() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The load of a case.
+struct Case {
+    name: &'static str,
+    workers: usize,
+    waiting: usize,
+    /// The room of each KV cache.
+    kv_tokens: u64,
+}
+
+const CASES: [Case; 3] = [
+    Case {
+        name: "slots",
+        workers: 256,
+        waiting: 10_000,
+        kv_tokens: 4_000_000,
+    },
+    Case {
+        name: "kv",
+        workers: 256,
+        waiting: 10_000,
+        kv_tokens: 250_000,
+    },
+    Case {
+        name: "fleet",
+        workers: 1_000,
+        waiting: 68_000,
+        kv_tokens: 4_000_000,
+    },
+];
+
+/// Memory of this process in use, bytes.
+fn resident_bytes() -> anyhow::Result<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = statm.split(' ').nth(1).context("no such field")?;
+    Ok(pages.parse::<u64>()? * rustix::param::page_size() as u64)
+}
+
 /// A lease that is held.
 struct Running {
     lease: LeaseId,
@@ -75,12 +111,16 @@ struct Mesh {
 }
 
 impl Mesh {
-    fn new(kv_tokens: u64) -> Self {
-        let config = SchedulerConfig::default();
+    fn new(case: &Case) -> Self {
+        let mut config = SchedulerConfig::default();
+        config.queue_max = case.waiting * 2;
+        config.tenant_queue_max = case.waiting * 2;
+        config.rollout_queue_max = case.waiting * 2;
+        config.tenant_rollout_queue_max = case.waiting * 2;
         Mesh {
             dispatch: Dispatch::new(config, START_MS, 0),
             random: Random(0x9e37_79b9_7f4a_7c15),
-            kv_tokens,
+            kv_tokens: case.kv_tokens,
             now_us: START_MS * 1_000,
             calls: 0,
             requests: 0,
@@ -239,8 +279,8 @@ impl Mesh {
         self.apply(kind, DispatchEvent::Heartbeat(heartbeat))
     }
 
-    fn fill(&mut self) -> anyhow::Result<()> {
-        while self.dispatch.queue_length() < WAITING {
+    fn fill(&mut self, waiting: usize) -> anyhow::Result<()> {
+        while self.dispatch.queue_length() < waiting {
             let request = self.request();
             self.ask("new", request)?;
         }
@@ -248,12 +288,13 @@ impl Mesh {
     }
 }
 
-fn measure(name: &str, kv_tokens: u64) -> anyhow::Result<()> {
-    let mut mesh = Mesh::new(kv_tokens);
-    for worker in 0..WORKERS {
+fn measure(case: &Case) -> anyhow::Result<()> {
+    let before = resident_bytes()?;
+    let mut mesh = Mesh::new(case);
+    for worker in 0..case.workers {
         mesh.heartbeat("start", worker)?;
     }
-    mesh.fill()?;
+    mesh.fill(case.waiting)?;
     mesh.nanos.clear();
     let (mut next_beat, mut next_tick_us) = (0, mesh.now_us);
     let grants_before = mesh.grants;
@@ -261,10 +302,10 @@ fn measure(name: &str, kv_tokens: u64) -> anyhow::Result<()> {
         // Ten thousand chunks end in a second.
         mesh.now_us += 100;
         mesh.end_chunk()?;
-        mesh.fill()?;
-        if (nth as u64).is_multiple_of(HEARTBEAT_MS * 10 / WORKERS as u64) {
+        mesh.fill(case.waiting)?;
+        if (nth as u64).is_multiple_of(HEARTBEAT_MS * 10 / case.workers as u64) {
             mesh.heartbeat("heartbeat", next_beat)?;
-            next_beat = (next_beat + 1) % WORKERS;
+            next_beat = (next_beat + 1) % case.workers;
         }
         if mesh.now_us >= next_tick_us {
             mesh.apply("tick", DispatchEvent::Tick)?;
@@ -277,9 +318,11 @@ fn measure(name: &str, kv_tokens: u64) -> anyhow::Result<()> {
         "only {grants} chunks were granted"
     );
     println!(
-        "{name}: {} chunks run, {} requests wait, {grants} grants",
+        "{}: {} chunks run, {} requests wait, {grants} grants, {} MB",
+        case.name,
         mesh.running.len(),
         mesh.dispatch.queue_length(),
+        resident_bytes()?.saturating_sub(before) / 1_000_000,
     );
     let mut all = Vec::new();
     let mut kinds: Vec<_> = std::mem::take(&mut mesh.nanos).into_iter().collect();
@@ -308,12 +351,10 @@ fn report(kind: &str, mut nanos: Vec<u64>) {
 
 fn main() -> anyhow::Result<()> {
     let wanted = std::env::args().skip(1).find(|word| !word.starts_with('-'));
-    for (name, kv_tokens) in [("slots", 4_000_000), ("kv", 250_000)] {
-        if wanted
-            .as_ref()
-            .is_none_or(|wanted| name.contains(wanted.as_str()))
-        {
-            measure(name, kv_tokens)?;
+    for case in &CASES {
+        let is_wanted = |wanted: &String| case.name.contains(wanted.as_str());
+        if wanted.as_ref().is_none_or(is_wanted) {
+            measure(case)?;
         }
     }
     Ok(())

@@ -170,6 +170,10 @@ impl Dispatcher {
 
     /// Takes a call for a lease. The answer comes by `reply`, at once or later.
     pub(crate) fn submit(&mut self, call: LeaseCallId, request: LeaseRequest, reply: LeaseReply) {
+        if let Err(error) = self.leadership.check() {
+            let _ = reply.send(Err(error));
+            return;
+        }
         self.waiting.insert(call, (request.request, reply));
         event_log::asked(&request);
         self.apply(DispatchEvent::Submit { call, request });
@@ -198,8 +202,10 @@ impl Dispatcher {
         self.apply(DispatchEvent::Drain);
     }
 
-    /// Refuses all waiting calls, since another scheduler leads. Their callers ask that one.
-    pub(crate) fn refuse_waiting(&mut self) {
+    /// Takes note that this process leads, or leads no more. Then it refuses all waiting calls, whose callers ask the
+    /// scheduler that leads.
+    pub(crate) fn follow_leadership(&mut self) {
+        self.metrics.led(self.leadership.leads());
         let Err(error) = self.leadership.check() else {
             return;
         };

@@ -153,11 +153,14 @@ impl Election {
     /// Reads or writes the record until nothing is left to do for now.
     async fn round(&self) -> anyhow::Result<()> {
         let mut candidate = self.candidate.lock().await;
+        let mut has_read = false;
         // A read may make a write sensible, which may find that somebody else was faster.
-        for _ in 0..3 {
+        loop {
             let result = match candidate.wish(Instant::now()) {
                 Wish::Wait => break,
+                Wish::Read if has_read => break,
                 Wish::Read => {
+                    has_read = true;
                     let read = self.record.read().await;
                     read.map(|found| candidate.read(found, Instant::now()))
                 }
@@ -179,9 +182,16 @@ impl Election {
     pub(crate) async fn resign(&self) {
         let mut candidate = self.candidate.lock().await;
         self.leadership.set(None, String::new());
-        if let Some(version) = candidate.resign() {
-            // If that fails, the record runs out by itself.
-            let _ = self.record.write("", Some(&version)).await;
+        // If that fails, the record runs out by itself.
+        let Some(version) = candidate.resign() else {
+            return;
+        };
+        if let Ok(None) = self.record.write("", Some(&version)).await
+            && let Ok(Some(entry)) = self.record.read().await
+            && entry.holder == self.me
+        {
+            // A renewal had been under way.
+            let _ = self.record.write("", Some(&entry.version)).await;
         }
     }
 }
@@ -226,7 +236,7 @@ mod tests {
     }
 
     fn election(record: &Shared, name: &str) -> Arc<Election> {
-        let lease = Duration::from_millis(200);
+        let lease = Duration::from_secs(2);
         Arc::new(Election::with(Box::new(record.clone()), name.into(), lease))
     }
 

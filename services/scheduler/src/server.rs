@@ -64,14 +64,10 @@ pub async fn start(
     let election = election.map(|election| {
         let election = Arc::new(election);
         let (stands, told) = (election.clone(), dispatcher.clone());
-        let shown = scheduler_metrics.clone();
         let body = move || {
-            let (election, dispatcher, metrics) = (stands.clone(), told.clone(), shown.clone());
+            let (election, dispatcher) = (stands.clone(), told.clone());
             async move {
-                let changed = |leads| {
-                    metrics.led(leads);
-                    dispatcher.apply(Dispatcher::refuse_waiting);
-                };
+                let changed = |_| dispatcher.apply(Dispatcher::follow_leadership);
                 election.run(changed).await;
             }
         };
@@ -122,6 +118,7 @@ impl SchedulerServer {
         if let Some((election, actor)) = self.election {
             actor.stop(Duration::ZERO).await;
             election.resign().await;
+            self.handle.follow_leadership();
         }
         self.handle.drain();
         if let Some(listener) = &self.listener {

@@ -3,6 +3,7 @@
 mod cluster_engines;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -89,7 +90,11 @@ impl EngineSource {
                     // The brackets of an address belong to URLs.
                     let host = host.trim_start_matches('[').trim_end_matches(']');
                     let found = tokio::net::lookup_host((host, *port)).await?;
-                    Ok(found.map(|address| format!("http://{address}")).collect())
+                    let found: Vec<_> = found.collect();
+                    // An engine with addresses of both versions must not be driven twice.
+                    let has_ipv4 = found.iter().any(SocketAddr::is_ipv4);
+                    let kept = found.iter().filter(|it| it.is_ipv4() || !has_ipv4);
+                    Ok(kept.map(|address| format!("http://{address}")).collect())
                 }
                 EngineSource::File(path) => read_file(path).await,
                 EngineSource::Cluster(engines) => {

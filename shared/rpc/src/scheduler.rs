@@ -1,10 +1,10 @@
 //! The interface of the scheduler.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
 use refrain_protocol::error::code;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerReport,
@@ -12,7 +12,9 @@ use refrain_protocol::scheduling::{
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::MeshClient;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Grants leases and knows the workers.
@@ -83,7 +85,7 @@ const LEASE_BYTES_MAX: usize = 64 << 10;
 pub struct HttpScheduler {
     clients: Vec<MeshClient>,
     /// The one that answered last.
-    leader: AtomicUsize,
+    answered: AtomicUsize,
 }
 
 impl HttpScheduler {
@@ -96,7 +98,7 @@ impl HttpScheduler {
     pub fn of(clients: Vec<MeshClient>) -> Self {
         HttpScheduler {
             clients,
-            leader: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
         }
     }
 
@@ -105,33 +107,52 @@ impl HttpScheduler {
     where
         F: Future<Output = Result<T, ApiError>>,
     {
-        let (first, count) = (self.leader.load(Ordering::Relaxed), self.clients.len());
-        let mut refusal = None;
+        let (first, count) = (self.answered.load(Ordering::Relaxed), self.clients.len());
+        let mut refusals = Vec::new();
         for at in (first..count).chain(0..first) {
             match call(self.clients[at].clone()).await {
-                Err(error) if count > 1 && may_not_lead(&error) => {
-                    refusal.get_or_insert(error);
-                }
+                Err(error) if count > 1 && !is_of_leader(&error) => refusals.push(error),
                 answer => {
-                    self.leader.store(at, Ordering::Relaxed);
+                    self.answered.store(at, Ordering::Relaxed);
                     return answer;
                 }
             }
         }
-        let nobody = || ApiError::new(ErrorKind::Unavailable, "no scheduler is named");
-        Err(refusal.unwrap_or_else(nobody))
+        Err(most_telling(refusals))
     }
 }
 
-/// Whether another scheduler may lead in place of the one that failed like this.
-fn may_not_lead(error: &ApiError) -> bool {
-    error.has_code(code::SCHEDULER_UNAVAILABLE)
-        || error.has_code(code::SERVICE_UNREACHABLE)
-        || matches!(error.kind, ErrorKind::Timeout)
+/// Whether only a scheduler that leads answers like this.
+fn is_of_leader(error: &ApiError) -> bool {
+    matches!(
+        error.kind,
+        ErrorKind::Overloaded | ErrorKind::InvalidRequest | ErrorKind::Conflict
+    )
+}
+
+/// The error that says most: that a scheduler stands by says less than any other.
+fn most_telling(mut errors: Vec<ApiError>) -> ApiError {
+    let tells = |error: &ApiError| !error.has_code(code::SCHEDULER_UNAVAILABLE);
+    match errors
+        .iter()
+        .position(tells)
+        .or(errors.len().checked_sub(1))
+    {
+        Some(at) => errors.swap_remove(at),
+        None => ApiError::new(ErrorKind::Unavailable, "no scheduler is named"),
+    }
 }
 
 fn call_timeout(client: &MeshClient) -> Option<Duration> {
     Some(client.timeout().min(CALL_TIMEOUT))
+}
+
+/// Reads within the time of short calls.
+async fn get<T: DeserializeOwned>(client: &MeshClient, path: &str) -> Result<T, ApiError> {
+    let wait = client.timeout().min(CALL_TIMEOUT);
+    let answer = tokio::time::timeout(wait, client.get_json(path)).await;
+    let late = |_| ApiError::new(ErrorKind::Timeout, "the scheduler did not answer in time");
+    answer.map_err(late)?
 }
 
 /// The body of the response to a call for a lease that has waited.
@@ -172,24 +193,41 @@ impl Scheduler for HttpScheduler {
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
-        let replies = self.clients.iter().map(|client| {
-            let timeout = call_timeout(client);
-            client.post_json("/internal/v1/heartbeat", &heartbeat, timeout)
-        });
-        let mut replies = join_all(replies).await;
-        // Only the leader answers. Where nobody does, the one that led last says most.
-        let leader = self.leader.load(Ordering::Relaxed);
-        let answered = replies.iter().position(Result::is_ok);
-        replies.swap_remove(answered.unwrap_or(leader))
+        let path = "/internal/v1/heartbeat";
+        if let [client] = &self.clients[..] {
+            return client
+                .post_json(path, &heartbeat, call_timeout(client))
+                .await;
+        }
+        // The reply of the leader must not wait for a scheduler that hangs, and one that is slow still gets its report.
+        let heartbeat = Arc::new(heartbeat);
+        let mut calls = JoinSet::new();
+        for client in self.clients.clone() {
+            let heartbeat = heartbeat.clone();
+            let timeout = Some(HEARTBEAT_TIMEOUT);
+            calls.spawn(async move { client.post_json(path, &*heartbeat, timeout).await });
+        }
+        let mut errors = Vec::new();
+        while let Some(called) = calls.join_next().await {
+            match called {
+                Ok(Ok(reply)) => {
+                    calls.detach_all();
+                    return Ok(reply);
+                }
+                Ok(Err(error)) => errors.push(error),
+                Err(error) => errors.push(ApiError::internal(error)),
+            }
+        }
+        Err(most_telling(errors))
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
-        self.ask(|client| async move { client.get_json("/internal/v1/models").await })
+        self.ask(|client| async move { get(&client, "/internal/v1/models").await })
             .await
     }
 
     async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
-        self.ask(|client| async move { client.get_json("/internal/v1/workers").await })
+        self.ask(|client| async move { get(&client, "/internal/v1/workers").await })
             .await
     }
 }

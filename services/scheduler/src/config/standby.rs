@@ -21,8 +21,8 @@ pub struct StandbyConfig {
     /// In place of `servers`: name of a Kubernetes Lease in the namespace of this process, which needs the rights to
     /// get, create and update Leases.
     pub kubernetes_lease: Option<String>,
-    /// Silence of the leader after which another one takes over, milliseconds. It is renewed four times as often. The
-    /// time without a leader is half as long again at most.
+    /// Silence of the leader after which another one takes over, milliseconds. It writes four times within it. Nobody
+    /// leads for 1.6 times as long at most.
     pub lease_ms: u64,
     /// The URL of the cluster's API and the folder with a pod's files, for tests.
     #[serde(skip)]
@@ -47,6 +47,9 @@ impl StandbyConfig {
     pub(super) fn faults(&self) -> Vec<String> {
         let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         let lease = self.kubernetes_lease.as_deref();
+        let is_server = |server: &String| {
+            server.contains("://") && server.parse::<async_nats::ServerAddr>().is_ok()
+        };
         let faults = [
             (
                 self.id.is_empty() || self.id.len() > 200,
@@ -55,6 +58,10 @@ impl StandbyConfig {
             (
                 self.servers.is_empty() == lease.is_none(),
                 "standby: give servers or kubernetes_lease, and not both",
+            ),
+            (
+                !self.servers.iter().all(is_server),
+                "standby.servers: must be URLs such as nats://nats-0:4222",
             ),
             (
                 self.bucket.is_empty() || !self.bucket.bytes().all(is_bucket),
@@ -95,7 +102,13 @@ mod tests {
         let both = faults(
             r#"{"id": "a", "servers": ["n"], "kubernetes_lease": "A/b", "bucket": "a.b", "lease_ms": 9}"#,
         );
-        for key in ["servers or", "kubernetes_lease:", "bucket", "lease_ms"] {
+        for key in [
+            "servers or",
+            "standby.servers",
+            "kubernetes_lease:",
+            "bucket",
+            "lease_ms",
+        ] {
             assert!(both.contains(key), "{key}: {both}");
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Candidate {
     seen: Option<Seen>,
     /// Until when it leads.
     until: Option<Instant>,
-    /// Nothing more is to be done in this round.
+    /// The record was written in this round, so nothing more is to be done in it.
     is_done: bool,
 }
 
@@ -78,8 +78,6 @@ impl Candidate {
         let version = |entry: &Option<Entry>| entry.as_ref().map(|entry| entry.version.clone());
         let unchanged = self.seen.as_ref();
         let unchanged = unchanged.filter(|seen| version(&seen.entry) == version(&found));
-        // Whoever holds it for longer than this process reads is asked again in the next round.
-        self.is_done = unchanged.is_some();
         let since = unchanged.map_or(now, |seen| seen.since);
         self.seen = Some(Seen {
             entry: found,

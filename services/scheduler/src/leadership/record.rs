@@ -49,7 +49,7 @@ pub(super) fn open(
             bucket: config.bucket.clone(),
             replicas: config.bucket_replicas,
             context: OnceCell::new(),
-            store: OnceCell::new(),
+            store: tokio::sync::Mutex::default(),
         }),
         Some(name) => {
             let api = match &config.cluster {
@@ -92,7 +92,8 @@ struct BucketRecord {
     replicas: usize,
     /// The connection, which is made again by itself when it is lost.
     context: OnceCell<jetstream::Context>,
-    store: OnceCell<kv::Store>,
+    /// `None` after a fault: the broker may have lost the bucket, which is then made again.
+    store: tokio::sync::Mutex<Option<kv::Store>>,
 }
 
 /// Pause between two attempts to reach a broker.
@@ -102,7 +103,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(250);
 const KEY: &str = "leader";
 
 impl BucketRecord {
-    async fn store(&self) -> anyhow::Result<&kv::Store> {
+    async fn open(&self) -> anyhow::Result<kv::Store> {
         let connect = || async {
             let options = ConnectOptions::new()
                 .name("refrain scheduler")
@@ -112,37 +113,49 @@ impl BucketRecord {
                 .retry_on_initial_connect();
             anyhow::Ok(jetstream::new(options.connect(&self.servers).await?))
         };
-        let open = || async {
-            let context = self.context.get_or_try_init(connect).await?;
-            if let Ok(store) = context.get_key_value(&self.bucket).await {
-                return Ok(store);
-            }
-            // A bucket is a stream of this form. The call that makes one by itself asks for the account first, and
-            // cannot read the answers of servers before 2.10.
-            let stream = stream::Config {
-                name: format!("KV_{}", self.bucket),
-                subjects: vec![format!("$KV.{}.>", self.bucket)],
-                description: Some("which scheduler of Refrain leads".to_owned()),
-                max_messages_per_subject: 1,
-                discard: DiscardPolicy::New,
-                allow_rollup: true,
-                allow_direct: true,
-                deny_delete: true,
-                num_replicas: self.replicas,
-                ..stream::Config::default()
-            };
-            // Creating what exists is no error if it is the same.
-            context.create_stream(stream).await?;
-            anyhow::Ok(context.get_key_value(&self.bucket).await?)
+        let context = self.context.get_or_try_init(connect).await?;
+        if let Ok(store) = context.get_key_value(&self.bucket).await {
+            return Ok(store);
+        }
+        // A bucket is a stream of this form. The call that makes one by itself asks for the account first, and
+        // cannot read the answers of servers before 2.10.
+        let stream = stream::Config {
+            name: format!("KV_{}", self.bucket),
+            subjects: vec![format!("$KV.{}.>", self.bucket)],
+            description: Some("which scheduler of Refrain leads".to_owned()),
+            max_messages_per_subject: 1,
+            discard: DiscardPolicy::New,
+            allow_rollup: true,
+            allow_direct: true,
+            deny_delete: true,
+            num_replicas: self.replicas,
+            ..stream::Config::default()
         };
-        self.store.get_or_try_init(open).await
+        // Creating what exists is no error if it is the same.
+        context.create_stream(stream).await?;
+        Ok(context.get_key_value(&self.bucket).await?)
+    }
+
+    /// Does something with the bucket, which is opened first if it is not open.
+    async fn with<T>(
+        &self,
+        call: impl AsyncFnOnce(&kv::Store) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let mut store = self.store.lock().await;
+        let open = match store.take() {
+            Some(store) => store,
+            None => self.open().await?,
+        };
+        let done = call(&open).await?;
+        *store = Some(open);
+        Ok(done)
     }
 }
 
 #[async_trait]
 impl LeaderRecord for BucketRecord {
     async fn read(&self) -> anyhow::Result<Option<Entry>> {
-        let entry = self.store().await?.entry(KEY).await?;
+        let entry = self.with(async |store| Ok(store.entry(KEY).await?)).await?;
         let entry = entry.filter(|entry| entry.operation == kv::Operation::Put);
         entry
             .map(|entry| {
@@ -155,21 +168,19 @@ impl LeaderRecord for BucketRecord {
     }
 
     async fn write(&self, holder: &str, expected: Option<&str>) -> anyhow::Result<Option<String>> {
-        let store = self.store().await?;
         let value = holder.to_owned().into();
-        let revision = match expected {
+        let expected = expected.map(str::parse).transpose()?;
+        let revision = self.with(async |store| match expected {
             None => match store.create(KEY, value).await {
-                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => return Ok(None),
-                created => created?,
+                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(None),
+                created => Ok(Some(created?)),
             },
-            Some(version) => match store.update(KEY, value, version.parse()?).await {
-                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
-                    return Ok(None);
-                }
-                updated => updated?,
+            Some(revision) => match store.update(KEY, value, revision).await {
+                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
+                updated => Ok(Some(updated?)),
             },
-        };
-        Ok(Some(revision.to_string()))
+        });
+        Ok(revision.await?.map(|revision| revision.to_string()))
     }
 }
 
@@ -238,7 +249,8 @@ impl LeaderRecord for LeaseRecord {
             Some(_) => (Method::PUT, format!("{collection}/{}", self.name)),
         };
         let (status, body) = self.api.call(method, &path, &[], Some(&lease)).await?;
-        if status == 409 {
+        // It has another version, or somebody has deleted it: it is read again first.
+        if matches!(status, 404 | 409) {
             return Ok(None);
         }
         ensure!(

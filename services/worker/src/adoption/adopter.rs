@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 use super::allowed_hosts::AllowedHosts;
 use super::connection::{Connected, Connector};
 use super::discovery::{Changes, Discovery};
-use super::engine_table::{DrivenEngine, Engine, EngineStage, EngineTable, Origin};
+use super::engine_table::{Claims, DrivenEngine, Engine, EngineStage, EngineTable};
 use super::metrics::{AdoptionFamilies, AdoptionOutcome};
 use super::record;
 use crate::config::WorkerConfig;
@@ -79,6 +79,8 @@ struct AdopterParts {
     /// The runtime of the workers. A caller may be a thread of a listener, whose own runtime ends before the workers
     /// have drained.
     runtime: Handle,
+    /// Engines that sources name and for which there was no room.
+    surplus: AtomicUsize,
     /// Looks engines up in the sources; begins once the rest is there.
     discovery: Mutex<Option<Actor>>,
 }
@@ -115,6 +117,7 @@ impl Adopter {
                 is_draining: AtomicBool::new(false),
                 keeping: Mutex::default(),
                 runtime: Handle::current(),
+                surplus: AtomicUsize::new(0),
                 discovery: Mutex::default(),
             }),
         };
@@ -125,7 +128,13 @@ impl Adopter {
                 Ok(address)
             });
             match address {
-                Ok(address) => parts.await_engine(address, Origin::Registered),
+                Ok(address) => {
+                    let claims = Claims {
+                        is_registered: true,
+                        ..Claims::default()
+                    };
+                    parts.await_engine(address, claims);
+                }
                 Err(error) => {
                     tracing::warn!(url, %error, "an engine of an earlier process is not taken over");
                 }
@@ -139,8 +148,9 @@ impl Adopter {
                 let (discovery, parts) = (discovery.clone(), weak.clone());
                 async move {
                     let apply = |changes| {
-                        let parts = parts.upgrade();
-                        parts.is_some_and(|parts| parts.follow(changes))
+                        if let Some(parts) = parts.upgrade() {
+                            parts.follow(changes);
+                        }
                     };
                     discovery.run(apply).await;
                 }
@@ -203,8 +213,8 @@ impl AdopterParts {
         WorkerId(format!("{}{PART_MARK}{}", self.config.id, address.id))
     }
 
-    /// Attempts to drive an engine until it answers.
-    fn await_engine(self: &Arc<Self>, address: EngineAddress, origin: Origin) {
+    /// Adds an engine, and tries to drive it until it answers.
+    fn await_engine(self: &Arc<Self>, address: EngineAddress, claims: Claims) {
         let (parts, at) = (self.clone(), address.clone());
         // The first attempt waits for the entry, which it looks up.
         let mut engines = self.engines.lock();
@@ -218,53 +228,74 @@ impl AdopterParts {
                 attempts,
             },
             address,
-            origin,
+            claims,
         };
         engines.0.insert(engine.address.id.clone(), engine);
         self.show(&engines);
     }
 
-    /// Follows what the sources say. Always true: it goes on.
-    fn follow(self: Arc<Self>, Changes { present, gone }: Changes) -> bool {
-        self.await_found(&present);
+    /// Follows what the sources say.
+    fn follow(self: Arc<Self>, Changes { present, gone }: Changes) {
+        self.take_in(&present);
         // Running chunks have their grace, for which nothing else waits.
         for url in gone {
             let parts = self.clone();
-            tokio::spawn(async move { parts.release_found(&url).await });
+            tokio::spawn(async move { parts.let_go(&url).await });
         }
-        true
     }
 
-    /// Sees to it that the engines that sources name have a worker, as far as there is room.
-    fn await_found(self: &Arc<Self>, urls: &[String]) {
+    /// Sees to it that the engines that sources name get a worker, as far as there is room.
+    fn take_in(self: &Arc<Self>, urls: &[String]) {
+        let mut surplus = 0;
         for address in urls.iter().filter_map(|url| EngineAddress::read(url).ok()) {
-            let (is_known, count) = {
-                let engines = self.engines.lock();
-                (engines.0.contains_key(&address.id), engines.0.len())
-            };
-            if is_known || self.is_draining.load(Ordering::Relaxed) {
+            let mut engines = self.engines.lock();
+            if let Some(engine) = engines.0.get_mut(&address.id) {
+                engine.claims.is_named = true;
                 continue;
             }
-            if count < self.config.adoption.engines_max as usize {
-                self.await_engine(address, Origin::Found);
-            } else {
-                self.families.count(AdoptionOutcome::Full);
+            let stays = |engine: &&Engine| !matches!(engine.stage, EngineStage::Leaving);
+            let count = engines.0.values().filter(stays).count();
+            drop(engines);
+            if count >= self.config.adoption.engines_max as usize {
+                surplus += 1;
+            } else if !self.is_draining.load(Ordering::Relaxed) {
+                let claims = Claims {
+                    is_named: true,
+                    ..Claims::default()
+                };
+                self.await_engine(address, claims);
             }
+        }
+        if self.surplus.swap(surplus, Ordering::Relaxed) != surplus && surplus > 0 {
+            self.families.count(AdoptionOutcome::Full);
+            let engines_max = self.config.adoption.engines_max;
+            tracing::warn!(
+                surplus,
+                engines_max,
+                "the sources name more engines than worker.adoption.engines_max; the others wait"
+            );
         }
     }
 
-    /// Gives up an engine that no source names any more. One that registered as well stays.
-    async fn release_found(self: Arc<Self>, url: &str) {
+    /// Gives up an engine that no source names any more, unless it registered as well.
+    async fn let_go(self: Arc<Self>, url: &str) {
         let Ok(address) = EngineAddress::read(url) else {
             return;
         };
-        let is_found = |engine: &Engine| engine.origin == Origin::Found;
-        if self.engines.lock().0.get(&address.id).is_some_and(is_found) {
+        let is_wanted = match self.engines.lock().0.get_mut(&address.id) {
+            None => return,
+            Some(engine) => {
+                engine.claims.is_named = false;
+                engine.claims.is_registered
+            }
+        };
+        if !is_wanted {
             // It fails only if the engine is gone already.
             let _ = self.give_up(address.id).await;
         }
     }
 
+    /// Tries to drive an engine until it answers.
     async fn attempt(self: Arc<Self>, address: EngineAddress) {
         let mut pause = ATTEMPT_PAUSE_MIN;
         loop {
@@ -273,10 +304,10 @@ impl AdopterParts {
                 Err(error) => Err(error),
                 Ok(connected) => {
                     let _turn = self.turn.lock().await;
-                    let Some(origin) = self.awaited(&address) else {
+                    let Some(claims) = self.claims_of_awaited(&address) else {
                         return;
                     };
-                    self.start_worker(&address, origin, connected, None).await
+                    self.start_worker(&address, claims, connected, None).await
                 }
             };
             let Err(error) = outcome else {
@@ -296,11 +327,11 @@ impl AdopterParts {
         }
     }
 
-    /// The origin of an engine that is still awaited.
-    fn awaited(&self, address: &EngineAddress) -> Option<Origin> {
+    /// The claims on an engine, if it is still awaited.
+    fn claims_of_awaited(&self, address: &EngineAddress) -> Option<Claims> {
         let engines = self.engines.lock();
         let engine = engines.0.get(&address.id)?;
-        matches!(engine.stage, EngineStage::Awaited { .. }).then_some(engine.origin)
+        matches!(engine.stage, EngineStage::Awaited { .. }).then_some(engine.claims)
     }
 
     /// Notes why an engine has no worker yet. Returns whether it is tried again: one that a source names is, since it
@@ -309,7 +340,7 @@ impl AdopterParts {
         let mut engines = self.engines.lock();
         let Some(Engine {
             stage: EngineStage::Awaited { fault, .. },
-            origin,
+            claims,
             ..
         }) = engines.0.get_mut(&address.id)
         else {
@@ -319,7 +350,7 @@ impl AdopterParts {
         if cannot_serve && *fault != error.message {
             tracing::warn!(engine = address.id, %error, "an engine that is awaited cannot serve the model");
         }
-        if cannot_serve && *origin == Origin::Registered {
+        if cannot_serve && !claims.is_named {
             engines.0.remove(&address.id);
             self.show(&engines);
             return false;
@@ -350,23 +381,30 @@ impl AdopterParts {
                 Some(engine) => match &mut engine.stage {
                     EngineStage::Leaving => return Err(leaving(&address)),
                     EngineStage::Driven(driven) if driven.handle.is_working() => {
+                        engine.claims.is_registered = true;
+                        let shown = engine.shown();
+                        drop(engines);
+                        self.keep();
                         self.families.count(AdoptionOutcome::Repeated);
-                        return Ok(engine.shown());
+                        return Ok(shown);
                     }
                     // It was started anew, so its worker is too.
-                    _ => engines.0.remove(&address.id).map(|engine| engine.stage),
+                    _ => engines.0.remove(&address.id),
                 },
             }
         };
-        match lost {
+        let claims = Claims {
+            is_registered: true,
+            is_named: lost.as_ref().is_some_and(|engine| engine.claims.is_named),
+        };
+        match lost.map(|engine| engine.stage) {
             Some(EngineStage::Driven(driven)) => driven.server.leave().await,
             Some(EngineStage::Awaited { attempts, .. }) => attempts.abort(),
             Some(EngineStage::Leaving) | None => {}
         }
         let started = match self.connector.connect(&address).await {
             Ok(connected) => {
-                let origin = Origin::Registered;
-                self.start_worker(&address, origin, connected, request.pause)
+                self.start_worker(&address, claims, connected, request.pause)
                     .await
             }
             Err(error) => Err(error),
@@ -383,7 +421,7 @@ impl AdopterParts {
     async fn start_worker(
         &self,
         address: &EngineAddress,
-        origin: Origin,
+        claims: Claims,
         Connected {
             engine,
             weight_version,
@@ -426,7 +464,7 @@ impl AdopterParts {
             address: address.clone(),
             worker,
             stage: EngineStage::Driven(Box::new(driven)),
-            origin,
+            claims,
         };
         let shown = engine.shown();
         self.engines.lock().0.insert(address.id.clone(), engine);
@@ -465,8 +503,15 @@ impl AdopterParts {
     async fn release(self: &Arc<Self>, request: ReleaseRequest) -> Result<AdoptedEngine, ApiError> {
         let named = EngineAddress::read(&request.engine);
         let id = named.map_or(request.engine, |address| address.id);
-        let is_found = |engine: &Engine| engine.origin == Origin::Found;
-        if self.engines.lock().0.get(&id).is_some_and(is_found) {
+        let is_named = match self.engines.lock().0.get_mut(&id) {
+            None => false,
+            Some(engine) => {
+                engine.claims.is_registered = false;
+                engine.claims.is_named
+            }
+        };
+        if is_named {
+            self.keep();
             return Err(named_by_source(&id));
         }
         self.give_up(id).await

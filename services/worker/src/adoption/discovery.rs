@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use refrain_service_kit::cluster_api::ClusterApi;
 use refrain_service_kit::telemetry::Metrics;
 
@@ -18,6 +19,8 @@ pub(super) struct Discovery {
     families: DiscoveryFamilies,
     interval: Duration,
     absence: Duration,
+    /// It outlives a panic, after which engines that went meanwhile would stay for ever.
+    known: Mutex<KnownEngines>,
 }
 
 impl Discovery {
@@ -39,26 +42,27 @@ impl Discovery {
             interval: Duration::from_millis(config.lookup_interval_ms),
             absence: Duration::from_millis(config.absence_ms_max),
             sources,
+            known: Mutex::default(),
         }))
     }
 
-    /// Looks the engines up again and again, for as long as `apply` takes the changes and returns true.
-    pub(super) async fn run(&self, apply: impl Fn(Changes) -> bool) {
-        let mut known = KnownEngines::default();
+    /// Looks the engines up again and again, and has the changes applied.
+    pub(super) async fn run(&self, apply: impl Fn(Changes)) {
         let mut faults = BTreeMap::new();
         loop {
             let lookups = self.sources.iter().map(|(name, source)| async move {
                 (name, source.look_up(self.cluster.as_ref()).await)
             });
-            for (name, found) in join_all(lookups).await {
+            let readings = join_all(lookups).await.into_iter().map(|(name, found)| {
                 self.show(name, &found, &mut faults);
-                if let Ok(found) = found {
-                    known.by_source.insert(name.clone(), found);
-                }
-            }
-            if !apply(known.changes(self.absence, Instant::now())) {
-                return;
-            }
+                (name.as_str(), found.ok())
+            });
+            let readings: Vec<_> = readings.collect();
+            let changes = self
+                .known
+                .lock()
+                .changes(&readings, self.absence, Instant::now());
+            apply(changes);
             tokio::time::sleep(self.interval).await;
         }
     }
@@ -116,13 +120,13 @@ pub async fn look_up(config: &AdoptionConfig, source: &str) -> anyhow::Result<BT
     source.look_up(cluster.as_ref()).await
 }
 
-/// The last answers of the sources.
+/// The engines that sources named, and when one did last.
 #[derive(Default)]
-struct KnownEngines {
-    /// A source that cannot be read says nothing new, so its engines stay.
-    by_source: BTreeMap<String, BTreeSet<String>>,
-    /// The engines that were named, and since when none names them.
-    absent_since: BTreeMap<String, Option<Instant>>,
+struct KnownEngines(BTreeMap<String, Named>);
+
+struct Named {
+    source: String,
+    last: Instant,
 }
 
 /// The engines that are to have a worker, and those that are not any more.
@@ -133,29 +137,37 @@ pub(super) struct Changes {
 }
 
 impl KnownEngines {
-    /// Compares them with those before. An engine goes once it has been absent for `absence`, since answers of a name
-    /// server may be incomplete for a moment.
-    fn changes(&mut self, absence: Duration, now: Instant) -> Changes {
-        let present: BTreeSet<_> = self.by_source.values().flatten().cloned().collect();
-        for url in &present {
-            self.absent_since.insert(url.clone(), None);
-        }
-        let mut gone = Vec::new();
-        self.absent_since.retain(|url, since| {
-            if present.contains(url) {
-                return true;
+    /// Takes in what the sources say now; `None`: a source could not be read.
+    ///
+    /// An engine goes once it has been absent for `absence`, since answers of a name server may be incomplete for a
+    /// moment. While the source that named it last cannot be read, it counts as named.
+    fn changes(
+        &mut self,
+        readings: &[(&str, Option<BTreeSet<String>>)],
+        absence: Duration,
+        now: Instant,
+    ) -> Changes {
+        for (source, found) in readings {
+            for url in found.iter().flatten() {
+                let source = (*source).to_owned();
+                self.0.insert(url.clone(), Named { source, last: now });
             }
-            let since = since.get_or_insert(now);
-            let stays = now.duration_since(*since) < absence;
-            if !stays {
+        }
+        let (mut present, mut gone) = (Vec::new(), Vec::new());
+        self.0.retain(|url, named| {
+            let mut failed = readings.iter().filter(|(_, found)| found.is_none());
+            if failed.any(|(source, _)| named.source == *source) {
+                named.last = now;
+            }
+            let stays = now.duration_since(named.last) < absence;
+            if named.last == now {
+                present.push(url.clone());
+            } else if !stays {
                 gone.push(url.clone());
             }
             stays
         });
-        Changes {
-            present: present.into_iter().collect(),
-            gone,
-        }
+        Changes { present, gone }
     }
 }
 
@@ -164,28 +176,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_goes_when_no_source_has_named_it_for_a_while() {
+    fn an_engine_goes_when_its_source_has_not_named_it_for_a_while() {
         let (start, mut known) = (Instant::now(), KnownEngines::default());
-        let mut round = |found: &[(&str, &[&str])], second: u64| {
-            for (source, urls) in found {
-                let urls = urls.iter().map(|url| (*url).to_owned()).collect();
-                known.by_source.insert((*source).to_owned(), urls);
-            }
-            let changes =
-                known.changes(Duration::from_secs(10), start + Duration::from_secs(second));
+        let mut round = |found: &[(&str, Option<&[&str]>)], second: u64| {
+            let readings: Vec<_> = found
+                .iter()
+                .map(|(source, urls)| {
+                    let urls = urls.map(|urls| urls.iter().map(|url| (*url).to_owned()).collect());
+                    (*source, urls)
+                })
+                .collect();
+            let now = start + Duration::from_secs(second);
+            let changes = known.changes(&readings, Duration::from_secs(10), now);
             (changes.present.join(" "), changes.gone.join(" "))
         };
         let is = |present: &str, gone: &str| (present.to_owned(), gone.to_owned());
-        assert_eq!(
-            round(&[("x", &["a", "b"]), ("y", &["b"])], 0),
-            is("a b", "")
-        );
-        assert_eq!(round(&[("x", &[])], 1), is("b", ""));
+        let y: (&str, Option<&[&str]>) = ("y", Some(&["b"]));
+        assert_eq!(round(&[("x", Some(&["a", "b"])), y], 0), is("a b", ""));
+        assert_eq!(round(&[("x", Some(&[])), y], 1), is("b", ""));
         // It is back in time, so its absence begins anew.
-        assert_eq!(round(&[("x", &["a"])], 10), is("a b", ""));
-        assert_eq!(round(&[("x", &[])], 12), is("b", ""));
-        assert_eq!(round(&[], 21), is("b", ""));
-        assert_eq!(round(&[], 22), is("b", "a"));
-        assert_eq!(round(&[], 23), is("b", ""));
+        assert_eq!(round(&[("x", Some(&["a"])), y], 9), is("a b", ""));
+        assert_eq!(round(&[("x", Some(&[])), y], 12), is("b", ""));
+        // A source that cannot be read changes nothing, and its absence begins anew after it.
+        assert_eq!(round(&[("x", None), y], 18), is("a b", ""));
+        assert_eq!(round(&[("x", Some(&[])), y], 27), is("b", ""));
+        assert_eq!(round(&[("x", Some(&[])), y], 28), is("b", "a"));
+        assert_eq!(round(&[("x", Some(&[])), ("y", None)], 60), is("b", ""));
     }
 }

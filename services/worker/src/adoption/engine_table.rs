@@ -16,16 +16,16 @@ pub(super) struct Engine {
     pub(super) address: EngineAddress,
     pub(super) worker: WorkerId,
     pub(super) stage: EngineStage,
-    pub(super) origin: Origin,
+    pub(super) claims: Claims,
 }
 
-/// How an engine became known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+/// Who wants an engine. It is given up when nobody does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Claims {
     /// A trainer registered it, perhaps with an earlier process.
-    Registered,
+    pub(super) is_registered: bool,
     /// A source names it.
-    Found,
+    pub(super) is_named: bool,
 }
 
 /// How far an engine is.
@@ -97,10 +97,10 @@ impl EngineTable {
         driven.filter_map(|driven| driven.port).collect()
     }
 
-    /// The URLs of all engines that stay and that no source names.
+    /// The URLs of all engines that registered and stay.
     pub(super) fn urls(&self) -> Vec<String> {
         let stays = |engine: &&Engine| {
-            engine.origin == Origin::Registered && !matches!(engine.stage, EngineStage::Leaving)
+            engine.claims.is_registered && !matches!(engine.stage, EngineStage::Leaving)
         };
         let engines = self.0.values().filter(stays);
         engines.map(|engine| engine.address.url.clone()).collect()

@@ -78,7 +78,12 @@ impl ClusterEngines {
                     format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
                 let selector = format!("kubernetes.io/service-name={name}");
                 let slices: List<EndpointSlice> = list(api, &path, &selector).await?;
-                let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints);
+                // A service with addresses of both versions has slices of both, with the same engines.
+                let is_ipv4 = |slice: &EndpointSlice| slice.address_type == "IPv4";
+                let has_ipv4 = slices.items.iter().any(is_ipv4);
+                let kept = slices.items.into_iter();
+                let kept = kept.filter(|slice| is_ipv4(slice) || !has_ipv4);
+                let endpoints = kept.flat_map(|slice| slice.endpoints);
                 // Without a word on it an endpoint counts as ready.
                 let ready = endpoints.filter(|endpoint| endpoint.conditions.ready.unwrap_or(true));
                 let addresses = ready.filter_map(|endpoint| endpoint.addresses.into_iter().next());
@@ -162,7 +167,9 @@ struct ListMetadata {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct EndpointSlice {
+    address_type: String,
     /// The API writes null for none.
     #[serde(default, deserialize_with = "or_default")]
     endpoints: Vec<Endpoint>,

@@ -21,6 +21,44 @@ fn quick(adoption: &mut AdoptionConfig, source: String) {
     adoption.allowed_hosts = Vec::new();
 }
 
+#[tokio::test]
+async fn an_engine_that_registered_as_well_stays_without_its_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("engines.txt");
+    let kept = folder.path().join("kept.json");
+    let engine = engine().await;
+    std::fs::write(&file, engine.url()).unwrap();
+    let lab = Lab::start_with(|adoption| {
+        quick(adoption, format!("file://{}", file.display()));
+        adoption.allowed_hosts = vec!["127.0.0.1".into()];
+        adoption.file = Some(kept.clone());
+    });
+    serves(&lab, &[engine.url()]).await;
+    lab.adopt(engine.url(), None).await.unwrap();
+    assert!(
+        std::fs::read_to_string(&kept)
+            .unwrap()
+            .contains(engine.url())
+    );
+    let source = format!("file://{}", file.display());
+    let named = format!("refrain_worker_discovered_engines{{source=\"{source}\"}}");
+    std::fs::write(&file, "").unwrap();
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while lab.figure(&named) != Some(0.0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // The absence has an end, after which its caller may give it up.
+        while lab.release(engine.url()).await.is_err() {
+            assert_eq!(lab.engines().await.len(), 1);
+            lab.adopt(engine.url(), None).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    waited.await.expect("the source gives it up");
+    serves(&lab, &[]).await;
+    lab.server.drain().await;
+}
+
 /// Waits until exactly these engines have a worker that runs.
 async fn serves(lab: &Lab, urls: &[&str]) {
     let mut urls = urls.to_vec();
@@ -64,12 +102,18 @@ async fn engines_of_a_file_come_and_go_with_its_lines() {
     serves(&lab, &[one.url()]).await;
     write(&[one.url(), other.url()]);
     serves(&lab, &[one.url(), other.url()]).await;
-    // An engine that a source names cannot be given up by a caller, and a repeated registration changes nothing.
+    // An engine that a source names cannot be given up by a caller.
     let error = lab.release(one.url()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Conflict, "{error}");
     // A line that cannot be read changes nothing.
+    let before = lab.figure(&faults);
     write(&["nonsense"]);
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while lab.figure(&faults) < before.map(|count| count + 5.0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.expect("the file is read again and again");
     serves(&lab, &[one.url(), other.url()]).await;
     write(&[other.url()]);
     serves(&lab, &[other.url()]).await;
@@ -178,7 +222,8 @@ async fn the_api_of_a_cluster_names_services_pods_and_pools() {
         (
             slices,
             json(
-                r#"{"items":[{"endpoints":null},{"endpoints":[
+                r#"{"items":[{"addressType":"IPv4","endpoints":null},
+                    {"addressType":"IPv6","endpoints":[{"addresses":["::1"]}]},{"addressType":"IPv4","endpoints":[
                     {"addresses":["127.0.0.1"],"conditions":{"ready":true}},
                     {"addresses":["127.0.0.2"],"conditions":{"ready":false}}]}]}"#,
             ),

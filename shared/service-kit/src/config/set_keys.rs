@@ -79,46 +79,45 @@ fn find<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
     }
 }
 
-/// A value without the secrets in it.
+/// A value without the secrets in it. What stands at a key that may be secret is hidden whatever its form, since a value
+/// of a wrong form is shown as well.
 fn hidden(path: &str, value: Value) -> Value {
     match value {
-        Value::Table(table) => Value::Table(
-            table
-                .into_iter()
-                .map(|(name, value)| {
-                    let value = hidden(&name, value);
-                    (name, value)
-                })
-                .collect(),
-        ),
-        Value::Array(values) => Value::Array(
-            values
-                .into_iter()
-                .map(|value| hidden(path, value))
-                .collect(),
-        ),
-        Value::String(text) if !text.is_empty() && is_secret(path, &text) => {
-            Value::String(HIDDEN.to_owned())
+        Value::Table(table) => {
+            let entries = table.into_iter().map(|(name, value)| {
+                let value = hidden(&name, value);
+                (name, value)
+            });
+            Value::Table(entries.collect())
         }
-        value => value,
+        Value::Array(values) => {
+            let values = values.into_iter().map(|value| hidden(path, value));
+            Value::Array(values.collect())
+        }
+        Value::String(text) if text.is_empty() || !(may_be_secret(path) || has_user(&text)) => {
+            Value::String(text)
+        }
+        value @ (Value::Boolean(_) | Value::Float(_)) => value,
+        value @ Value::Integer(_) if !may_be_secret(path) => value,
+        _ => Value::String(HIDDEN.to_owned()),
     }
 }
 
-/// Whether a text is a secret: by the name of its key, or because it is a URL with a password.
-fn is_secret(path: &str, text: &str) -> bool {
+/// Whether the value of a key may be a secret, by its name. Paths of files, digests and public keys are none.
+fn may_be_secret(path: &str) -> bool {
     let name = path.rsplit('.').next().unwrap_or(path);
-    let is_named = ["secret", "token", "password", "key"]
-        .iter()
-        .any(|word| name == *word || name.ends_with(&format!("_{word}")));
-    let has_password = || {
-        let url = reqwest::Url::parse(text);
-        url.is_ok_and(|url| {
-            url.password().is_some() || url.has_host() && !url.username().is_empty()
-        })
-    };
-    // Everybody may know keys that only verify, and the paths of files that have keys.
-    let is_public = name.contains("public") || text.starts_with('/');
-    is_named && !is_public || has_password()
+    let words: Vec<&str> = name.split('_').collect();
+    let is_secret =
+        |word: &&str| ["secret", "secrets", "token", "password", "key", "keys"].contains(word);
+    let is_harmless = |word: &&str| ["public", "file", "sha256", "max"].contains(word);
+    words.iter().any(is_secret) && !words.iter().any(is_harmless)
+}
+
+/// Whether a text is an address with a user before its host, and so perhaps with a password.
+fn has_user(text: &str) -> bool {
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let host = rest.split('/').next().unwrap_or(rest);
+    host.contains('@')
 }
 
 #[cfg(test)]
@@ -180,6 +179,30 @@ mod tests {
         let by = SetBy::Variable("X_BROKER__PUBLIC_KEY".into());
         assert_eq!(of("broker.public_key"), ("\"q\"", by));
         assert!(of("keys").0.contains("tenant = \"t\""));
+        for (path, text) in [
+            ("mesh.secrets_accepted", "s"),
+            ("mesh.secret", "/s"),
+            ("standby.servers", "user:s@nats:4222"),
+            ("urls.engine", "http://user:s@h/v1"),
+        ] {
+            let shown = hidden(path, Value::Array(vec![text.into()])).to_string();
+            assert!(shown.contains(HIDDEN), "{path}: {shown}");
+        }
+        assert!(
+            hidden("redis.password", Value::Integer(12))
+                .to_string()
+                .contains(HIDDEN)
+        );
+        for (path, text) in [
+            ("mesh.secret_file", "/run/secret"),
+            ("urls.engine", "http://h:1/a@b"),
+            ("gateway.operators.token_sha256", "ab"),
+        ] {
+            assert!(
+                hidden(path, text.into()).to_string().contains(text),
+                "{path}"
+            );
+        }
         assert!(of("secret").0.contains(HIDDEN) && of("broker.servers").0.contains(HIDDEN));
         let none = set_keys::<Config>(None, rule, std::iter::empty()).unwrap();
         assert!(none.iter().all(|key| key.by == SetBy::Default));
