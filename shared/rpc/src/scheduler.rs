@@ -199,7 +199,7 @@ impl Scheduler for HttpScheduler {
                 .post_json(path, &heartbeat, call_timeout(client))
                 .await;
         }
-        // The reply of the leader must not wait for a scheduler that hangs, and one that is slow still gets its report.
+        // The reply of the leader must not wait for a scheduler that hangs. One that is slow still gets its report.
         let heartbeat = Arc::new(heartbeat);
         let mut calls = JoinSet::new();
         for client in self.clients.clone() {

@@ -19,7 +19,7 @@ pub(super) struct Engine {
     pub(super) claims: Claims,
 }
 
-/// Who wants an engine. It is given up when nobody does.
+/// The claims on an engine. It is given up when there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claims {
     /// A trainer registered it, perhaps with an earlier process.
