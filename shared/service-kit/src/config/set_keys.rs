@@ -79,8 +79,8 @@ fn find<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
     }
 }
 
-/// A value without the secrets in it. The value of a key that may be secret is hidden whatever its form, since one of a
-/// wrong form is shown as well.
+/// A value without the secrets in it. The value of a key that may be secret is hidden whatever its form, since one of
+/// a wrong form is shown as well.
 fn hidden(path: &str, value: Value) -> Value {
     match value {
         Value::Table(table) => {
