@@ -272,20 +272,21 @@ fn ports(role: Role, file: &MeshFile, found: &mut Findings) {
             &[Role::ReferenceEngine],
         ),
     ];
+    let own = listeners.into_iter().filter(|(.., of)| of.contains(&role));
+    let bound = own.filter_map(|(key, listen, _)| {
+        let listen = listen?;
+        Some((key, listen, TcpListener::bind(listen)))
+    });
     // All stay open until the last is, since two of them may have the same address.
-    let mut open = Vec::new();
-    for (key, listen, of) in listeners {
-        let Some(listen) = listen.filter(|_| of.contains(&role)) else {
-            continue;
-        };
-        let bound = TcpListener::bind(listen).with_context(|| {
-            "another process has this address, perhaps the one of this configuration, or it cannot be had here"
-        });
-        let is_free = bound.map(|listener| {
-            open.push(listener);
-            "is free".into()
-        });
-        found.add(&format!("{key} = {listen}"), is_free);
+    let bound: Vec<_> = bound.collect();
+    for (key, listen, bound) in bound {
+        let bound = bound.context(
+            "another process has this address, perhaps the one of this configuration, or it cannot be had here",
+        );
+        found.add(
+            &format!("{key} = {listen}"),
+            bound.map(|_| "is free".into()),
+        );
     }
 }
 
