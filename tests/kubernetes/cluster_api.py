@@ -85,7 +85,8 @@ class ClusterApi:
             return 403, {}
         if resource == "endpointslices":
             service = dict(urllib.parse.parse_qsl(query))["labelSelector"].removeprefix("kubernetes.io/service-name=")
-            return 200, {"items": [{"endpoints": [{"addresses": [ip]} for ip in self.endpoints[service]]}]}
+            endpoints = [{"addresses": [ip]} for ip in self.endpoints[service]]
+            return 200, {"items": [{"addressType": "IPv4", "endpoints": endpoints}]}
         if verb == "get":
             return (200, self.leases[name]) if name in self.leases else (404, {})
         lease = json.loads(body)

@@ -235,9 +235,10 @@ class Pod:
             await asyncio.sleep(0.2)
 
     async def ready(self):
-        async with asyncio.timeout(HANG_S):
-            while not self.is_ready:
-                await asyncio.sleep(0.05)
+        until = time.monotonic() + HANG_S
+        while not self.is_ready:
+            assert time.monotonic() < until, f"{self.name} does not become ready: {self.log()}"
+            await asyncio.sleep(0.05)
 
     async def stop(self):
         """The end of a pod, as its node and its cluster carry it out at the same time."""
