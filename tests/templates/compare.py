@@ -16,6 +16,9 @@ both refuse     Neither renders the chat, with any form.
 Then every template renders conversations of random roles, orders and forms of content. Each is refused, or its prompt
 has the text of every message. A template that shows a system message and several turns refuses none of those that
 agents send.
+
+The last answer of each conversation is then taken for one that was sampled, with tokens of its own. What Refrain puts
+behind it has to be the end of the prompt, tokens and text: all of what came after the answer, and nothing of it.
 """
 
 import copy
@@ -41,7 +44,7 @@ GENERATED = 60
 NOW = datetime.datetime(2026, 3, 4, 5, 6, 7)
 NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 # Markers as models write them. They become special tokens of the tokenizer, so that their ids are compared too.
-MARKER = re.compile(r"<\|[^<>|\n]{1,40}\|>|<｜[^<>|\n]{1,40}｜>|</?[a-z_]{3,30}>|\[/?[A-Z_]{3,30}\]")
+MARKER = re.compile(r'<\|[^<>|\n]{1,40}\|>|<｜[^<>|\n]{1,40}｜>|</?s>|</?[a-z_]{3,30}>|<\|[a-z_"]{1,30}>|<[a-z_]{3,30}\|>|\[/?[A-Z_]{3,30}\]')
 # The chats contain these. A special token in the text of a user is a token for transformers, and never for Refrain.
 IN_CHATS = {"<think>", "</think>"}
 
@@ -102,14 +105,47 @@ def other_forms(chat):
             yield changed, tools, further
 
 
+def sampled(messages):
+    """The place of the last answer that others follow."""
+    places = [place for place, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
+    return places[-1] if places else None
+
+
+def behind_answer(messages, ours):
+    """What is wrong with the tokens behind a sampled answer, `None` if nothing is, or "anew" if there are none."""
+    ended, cut = ours["behind"]
+    if ended is None or cut is None:
+        return "anew"
+    if not cut["text"].endswith(ended["text"]):
+        return "lacks a part of what an answer without an end needs"
+    place = sampled(messages)
+    if not has_all(ended["text"], messages[place + 1:]):
+        return f"lacks a message: {ended['text']!r}"
+    answer = [text for text in texts(messages[place:place + 1]) if len(text) > 8]
+    if any(text in cut["text"] for text in answer):
+        return f"repeats the answer: {cut['text']!r}"
+    # Templates of Gemma write the text of an answer behind the results of its calls. It was sampled before them.
+    next_text = next(texts(messages[place + 1:]))
+    if any(ours["text"].rfind(text) > ours["text"].rfind(next_text) for text in answer):
+        return None
+    for one in (ended, cut):
+        if not ours["text"].endswith(one["text"]):
+            return f"is not the end of the prompt: {one['text']!r}"
+    # A special token ends the answer, so that no token of the prompt reaches over that place.
+    if ours["ids"][len(ours["ids"]) - len(ended["ids"]):] != ended["ids"]:
+        return "has other tokens than the prompt"
+    return None
+
+
 def as_request(chat):
     """The chat as clients send it: arguments are JSON text."""
     messages, tools, further = copy.deepcopy(chat)
+    answered = sampled(messages)
     for message in messages:
         for call in message.get("tool_calls") or []:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return {
-        "messages": messages, "tools": tools, "add_generation_prompt": further.pop("add_generation_prompt", True),
+        "messages": messages, "tools": tools, "answered": answered, "add_generation_prompt": further.pop("add_generation_prompt", True),
         "kwargs": {**further, "strftime_now": NOW.isoformat()},
     }
 
@@ -200,6 +236,7 @@ def main():
     answers = [json.loads(line) for line in run.stdout.rstrip("\n").split("\n")]
     counts = dict.fromkeys(("equal", "another form", "carried", "both refuse", "DIFFERENT"), 0)
     wrong = refused = rendered = 0
+    turns = {"continued": 0, "rendered anew": 0, "WRONG": 0}
     for path, tokenizer, answer in zip(paths, tokenizers, answers, strict=True):
         template = path.read_text()
         plain = dict(zip(CHATS, answer))
@@ -216,7 +253,17 @@ def main():
                 print(f"{'LOST' if is_lost else 'REFUSED'}: {path.parent.name}/{path.name}, {name}")
                 print("   ", json.dumps(chat[0])[:700])
                 print("   ", ours.get("error") or ours["text"])
+        for (name, chat, _), ours in zip([*((name, chat, 0) for name, chat in CHATS.items()), *further], answer):
+            if "behind" not in ours:
+                continue
+            fault = behind_answer(chat[0], ours)
+            kind = {None: "continued", "anew": "rendered anew"}.get(fault, "WRONG")
+            turns[kind] += 1
+            if kind == "WRONG" or os.environ.get("SHOW_ANEW") and kind == "rendered anew":
+                print(f"BEHIND AN ANSWER: {path.parent.name}/{path.name}, {name}: {fault}")
+                print("   ", ours["text"][-700:])
         for (name, chat), ours in zip(CHATS.items(), answer):
+            ours.pop("behind", None)
             kind, theirs = outcome(tokenizer, template, chat, ours)
             counts[kind] += 1
             if kind == "DIFFERENT":
@@ -225,9 +272,10 @@ def main():
                 print("   refrain     ", *excerpt(theirs, ours)[1:])
     print(f"{len(paths)} templates, {len(CHATS)} chats each:", ", ".join(f"{n} {kind}" for kind, n in counts.items()))
     print(f"further conversations: {rendered} with all texts, {refused} refused, {wrong} wrong")
+    print("sampled answers:", ", ".join(f"{n} {kind}" for kind, n in turns.items()))
     if len(paths) < TEMPLATES_MIN:
         sys.exit(f"only {len(paths)} templates were found, and {TEMPLATES_MIN} are wanted")
-    sys.exit(1 if counts["DIFFERENT"] or wrong else 0)
+    sys.exit(1 if counts["DIFFERENT"] or wrong or turns["WRONG"] or not turns["continued"] else 0)
 
 
 main()

@@ -1,12 +1,14 @@
 //! Renders chats by templates, for the comparison with transformers (`tests/templates/run`).
 //!
 //! Each line of standard input has a template, a tokenizer and chats. The answer is a line with, for each chat, the
-//! prompt's text and token ids, or the error.
+//! prompt's text and token ids, or the error. Where a chat names an answer as sampled, there is also what the prompt
+//! has behind it: with a token that ended it, and without.
 
 use std::io::{BufRead as _, Write as _};
 
 use refrain_tokenization::{
-    ChatInput, ChatTemplate, JsonList, JsonMap, ModelFiles, TokenizationError, Tokenizer,
+    ChatInput, ChatTemplate, JsonList, JsonMap, ModelFiles, SampledAnswer, TokenId,
+    TokenizationError, Tokenizer,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -25,6 +27,8 @@ struct Chat {
     tools: Option<JsonList>,
     kwargs: JsonMap,
     add_generation_prompt: bool,
+    /// The place of an answer that was sampled.
+    answered: Option<usize>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,10 +65,27 @@ fn render(
     chat: Chat,
 ) -> Result<Value, TokenizationError> {
     let input = ChatInput::new(chat.messages, chat.tools, Some(chat.kwargs));
-    let ids = template.encode_within(tokenizer, &input, chat.add_generation_prompt, usize::MAX)?;
+    let opens = chat.add_generation_prompt;
+    let mut answer = shown(
+        tokenizer,
+        template.encode_within(tokenizer, &input, opens, usize::MAX)?,
+    );
+    if let Some(message) = chat.answered {
+        let behind = |end| {
+            let sampled = SampledAnswer { message, end };
+            let behind = template.encode_behind(tokenizer, &input, sampled, opens, usize::MAX)?;
+            Ok(behind.map(|ids| shown(tokenizer, ids)))
+        };
+        let end = tokenizer.token_id("<eos>");
+        answer["behind"] = json!([behind(end)?, behind(None)?]);
+    }
+    Ok(answer)
+}
+
+fn shown(tokenizer: &Tokenizer, ids: Vec<TokenId>) -> Value {
     let bytes: Vec<u8> = ids
         .iter()
         .flat_map(|id| tokenizer.token_bytes(*id).to_vec())
         .collect();
-    Ok(json!({"text": String::from_utf8_lossy(&bytes), "ids": ids}))
+    json!({"text": String::from_utf8_lossy(&bytes), "ids": ids})
 }

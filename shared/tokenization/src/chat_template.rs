@@ -5,6 +5,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `answered.rs` | The end of a prompt, behind an answer that the model sampled. |
 //! | `environment.rs` | Jinja as transformers sets it up, and what its errors mean. |
 //! | `growth.rs` | How long the values of a template may become. |
 //! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
@@ -14,6 +15,7 @@
 //! | `python_text.rs`, `python_json.rs` | Values as Python writes them. |
 //! | `clock.rs` | The date that templates ask for. |
 
+mod answered;
 mod chat_input;
 mod clock;
 #[cfg(test)]
@@ -52,6 +54,7 @@ use self::template_input::{
 };
 use crate::{JsonList, STAGE, TokenId, TokenizationError, Tokenizer};
 
+pub use self::answered::SampledAnswer;
 pub use self::chat_input::ChatInput;
 
 /// A compiled chat template.
@@ -298,7 +301,7 @@ impl ChatTemplate {
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
         self.in_shapes(input, |mut variables| {
-            let mark = unused_character(&variables)?;
+            let mark = unused_character(variables.values())?;
             append_to_last_message(&mut variables, &format!("{mark} "))?;
             self.encode_variables(tokenizer, variables, false, Some(mark), tokens_max)
         })
@@ -312,13 +315,28 @@ impl ChatTemplate {
         mark: Option<char>,
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
+        let (mut text, guard) = self.render_guarded(tokenizer, variables, add_generation_prompt)?;
+        if let Some(mark) = mark {
+            cut_at_mark(&mut text, mark)?;
+        }
+        tokenizer.encode_rendered(&text, guard, tokens_max)
+    }
+
+    /// Renders the template with a guard inside each special token that a user wrote. Returns the guard too, if any
+    /// was needed.
+    fn render_guarded(
+        &self,
+        tokenizer: &Tokenizer,
+        variables: BTreeMap<String, Value>,
+        add_generation_prompt: bool,
+    ) -> Result<(String, Option<char>), TokenizationError> {
         let mut values = variables.values();
         let needs_guard =
             values.any(|value| any_string(value, &mut |text| tokenizer.needs_guard(text)));
         let (variables, guard) = match needs_guard {
             false => (variables, None),
             true => {
-                let guard = unused_character(&variables)?;
+                let guard = unused_character(variables.values())?;
                 let mut map = |text: &str| tokenizer.guard(text, guard);
                 let guarded = variables
                     .into_iter()
@@ -326,16 +344,8 @@ impl ChatTemplate {
                 (guarded.collect(), Some(guard))
             }
         };
-        let mut text = self.render_all(variables, add_generation_prompt)?;
-        if let Some(mark) = mark {
-            cut_at_mark(&mut text, mark)?;
-        }
-        let _stage = tracing::trace_span!(target: STAGE, "tokenize").entered();
-        tokenizer.check_length(&text, guard, tokens_max)?;
-        match guard {
-            Some(guard) => tokenizer.encode_guarded(&text, guard),
-            None => tokenizer.encode_trusted(&text),
-        }
+        let text = self.render_all(variables, add_generation_prompt)?;
+        Ok((text, guard))
     }
 
     /// The prompt as text.

@@ -33,7 +33,7 @@ mod token_lower_bound;
 mod token_spelling;
 mod tokenizer;
 
-pub use chat_template::{ChatInput, ChatTemplate};
+pub use chat_template::{ChatInput, ChatTemplate, SampledAnswer};
 pub use detokenizer::Detokenizer;
 pub use error::TokenizationError;
 pub use gguf::GgufHeader;

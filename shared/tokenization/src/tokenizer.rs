@@ -8,6 +8,7 @@ mod fuzz_tests;
 mod special_tokens;
 
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +19,7 @@ use self::file_limits::TOKEN_ID_MAX;
 use self::special_tokens::{SpecialToken, SpecialTokens};
 use crate::token_lower_bound::{TokenLowerBound, Vocabulary};
 use crate::token_spelling::TokenSpelling;
-use crate::{TokenId, TokenizationError};
+use crate::{STAGE, TokenId, TokenizationError};
 
 /// Encodes and decodes text by a model's `tokenizer.json`.
 pub struct Tokenizer {
@@ -233,13 +234,7 @@ impl Tokenizer {
         self.encoder.marked(text)
     }
 
-    /// The tokens of a text with a `guard` inside every special token that a user wrote. Special tokens without a
-    /// guard are recognised, the guards are removed, and the rest is ordinary text.
-    pub(crate) fn encode_guarded(
-        &self,
-        text: &str,
-        guard: char,
-    ) -> Result<Vec<TokenId>, TokenizationError> {
+    fn encode_guarded(&self, text: &str, guard: char) -> Result<Vec<TokenId>, TokenizationError> {
         let mut ids = Vec::new();
         let (mut from, mut strip_left) = (0, false);
         let found = self.specials.find_in(text);
@@ -262,6 +257,28 @@ impl Tokenizer {
             from = range.end;
         }
         Ok(ids)
+    }
+
+    /// The tokens of a rendered prompt. Special tokens without the `guard` inside are recognised, the guards are
+    /// removed, and the rest is ordinary text.
+    pub(crate) fn encode_rendered(
+        &self,
+        text: &str,
+        guard: Option<char>,
+        tokens_max: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let _stage = tracing::trace_span!(target: STAGE, "tokenize").entered();
+        self.check_length(text, guard, tokens_max)?;
+        match guard {
+            Some(guard) => self.encode_guarded(text, guard),
+            None => self.encode_trusted(text),
+        }
+    }
+
+    /// The places of the special tokens in a rendered text.
+    pub(crate) fn special_ranges(&self, text: &str) -> Vec<Range<usize>> {
+        let found = self.specials.find_in(text);
+        found.map(|(range, _)| range).collect()
     }
 
     /// Whether [`Tokenizer::guard`] would change this text.

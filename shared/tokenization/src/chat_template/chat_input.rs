@@ -1,6 +1,8 @@
 //! The part of a chat request that a template reads.
 
-use crate::{JsonList, JsonMap};
+use minijinja::value::Value;
+
+use crate::{JsonList, JsonMap, JsonValue};
 
 /// The messages of a chat, its tools, and variables of the template.
 ///
@@ -29,7 +31,6 @@ impl ChatInput {
     pub(crate) fn from_messages<'a>(
         messages: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Self {
-        use minijinja::Value;
         let message = |(role, content)| Value::from_pairs([("role", role), ("content", content)]);
         let messages = JsonList(messages.into_iter().map(message).collect());
         ChatInput::new(messages, None, None)
@@ -46,9 +47,49 @@ impl ChatInput {
         ChatInput::new(list("messages").expect("messages"), list("tools"), None)
     }
 
+    /// The tools, and the variables with their names.
+    pub fn surroundings(&self) -> impl Iterator<Item = (&str, JsonValue)> {
+        let tools = self.tools.iter().flat_map(|tools| &tools.0);
+        let tools = tools.map(|tool| ("tools", JsonValue(tool.clone())));
+        let kwargs = self.kwargs.iter().flat_map(|kwargs| &kwargs.0);
+        tools.chain(kwargs.map(|(name, value)| (name.as_str(), JsonValue(value.clone()))))
+    }
+
     /// The messages.
     pub fn messages(&self) -> &JsonList {
         &self.messages
+    }
+
+    /// The same input with only its first messages.
+    pub(super) fn first(&self, count: usize) -> Self {
+        let messages = self.messages.0.iter().take(count).cloned().collect();
+        ChatInput {
+            messages: JsonList(messages),
+            ..self.clone()
+        }
+    }
+
+    /// The messages behind one of them.
+    pub(super) fn behind(&self, message: usize) -> Value {
+        self.messages.0.iter().skip(message + 1).cloned().collect()
+    }
+
+    /// The same input with one message, behind one of a user.
+    pub(super) fn only(&self, message: usize) -> Self {
+        let user = Value::from_pairs([("role", "user"), ("content", "x")]);
+        let message = self.messages.0.get(message).cloned();
+        ChatInput {
+            messages: JsonList([user].into_iter().chain(message).collect()),
+            ..self.clone()
+        }
+    }
+
+    /// All values that a user wrote.
+    pub(super) fn values(&self) -> impl Iterator<Item = &Value> {
+        let tools = self.tools.iter().flat_map(|tools| &tools.0);
+        let kwargs = self.kwargs.iter().flat_map(|kwargs| &kwargs.0);
+        let kwargs = kwargs.map(|(_, value)| value);
+        self.messages.0.iter().chain(tools).chain(kwargs)
     }
 
     /// The same input without tools.

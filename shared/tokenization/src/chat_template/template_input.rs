@@ -26,7 +26,7 @@ impl Shape {
 }
 
 /// Names under which clients send reasoning. The first is the one that most templates read.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Replaces strings of the input. `None` keeps a string without copying it.
 pub(super) type StringMap<'a> = dyn FnMut(&str) -> Option<String> + 'a;
@@ -101,15 +101,15 @@ fn appended(content: &Value, end: &str) -> Value {
 }
 
 /// A private-use character that none of the strings contains.
-pub(super) fn unused_character(
-    variables: &BTreeMap<String, Value>,
+pub(super) fn unused_character<'a>(
+    values: impl Iterator<Item = &'a Value>,
 ) -> Result<char, TokenizationError> {
     let mut used = BTreeSet::new();
     let mut note = |text: &str| {
         used.extend(text.chars().filter(|character| *character >= '\u{F0000}'));
         None
     };
-    for value in variables.values() {
+    for value in values {
         map_strings(value, &mut note);
     }
     ('\u{F0000}'..='\u{10FFFD}')
