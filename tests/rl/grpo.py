@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,15 @@ def rounded(model):
     return {name: tensor.to(torch.bfloat16).float() for name, tensor in state.items()}
 
 
+@dataclass
+class Sample:
+    """Tokens as the network reads them, the places of those that were sampled, and their log-probabilities."""
+
+    ids: list
+    places: list
+    logprobs: list
+
+
 class Policy:
     """The model that is trained, with its optimizer."""
 
@@ -50,28 +60,35 @@ class Policy:
         write_weights(folder, self.model.state_dict())
         return str(folder)
 
+    def samples(self, rollout):
+        """The samples of a rollout: here its one prompt with its output."""
+        return [sample_of(rollout.prompt, rollout.tokens, rollout.logprobs)]
+
     def logprobs(self, rows):
         """Log-probabilities of the outputs of `rows`, which are pairs of prompt and output, one tensor each."""
-        longest = max(len(prompt) + len(output) for prompt, output in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        for at, (prompt, output) in enumerate(rows):
-            ids[at, : len(prompt) + len(output)] = torch.tensor(prompt + output)
+        return self.sampled_logprobs([sample_of(prompt, output, None) for prompt, output in rows])
+
+    def sampled_logprobs(self, samples):
+        """Log-probabilities of the sampled tokens, one tensor for each sample."""
+        ids = torch.zeros(len(samples), max(len(one.ids) for one in samples), dtype=torch.long)
+        for at, one in enumerate(samples):
+            ids[at, : len(one.ids)] = torch.tensor(one.ids)
         logits = self.model(ids[:, :-1])
         taken = F.log_softmax(logits.float(), -1).gather(2, ids[:, 1:, None]).squeeze(2)
-        return [
-            taken[at, len(prompt) - 1 : len(prompt) - 1 + len(output)] for at, (prompt, output) in enumerate(rows)
-        ]
+        return [taken[at, torch.tensor(one.places, dtype=torch.long) - 1] for at, one in enumerate(samples)]
 
     def check(self, rollouts):
         """The largest difference between the engines' log-probabilities and those of the weights that they serve."""
+        return self.check_samples([sample for one in rollouts for sample in self.samples(one)])
+
+    def check_samples(self, samples):
         exact = self.model.state_dict()
         exact = {name: tensor.clone() for name, tensor in exact.items()}
         self.model.load_state_dict(rounded(self.model))
         worst = 0.0
         with torch.no_grad():
-            for batch in batches(rollouts):
-                own = self.logprobs([(one.prompt, one.tokens) for one in batch])
-                for one, expected in zip(batch, own):
+            for batch in batches(samples):
+                for one, expected in zip(batch, self.sampled_logprobs(batch)):
                     worst = max(worst, (torch.tensor(one.logprobs) - expected).abs().max().item())
         self.model.load_state_dict(exact)
         return worst
@@ -84,12 +101,13 @@ class Policy:
             if rewards.std() < 1e-6:
                 continue  # Nothing is learnt where all answers are equally good.
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-            trained += list(zip(group, advantages.tolist()))
+            for one, advantage in zip(group, advantages.tolist()):
+                trained += [(sample, advantage) for sample in self.samples(one)]
         losses = []
         for batch in batches(trained):
             self.optimizer.zero_grad()
-            own = self.logprobs([(one.prompt, one.tokens) for one, _ in batch])
-            tokens = sum(len(one.tokens) for one, _ in batch)
+            own = self.sampled_logprobs([one for one, _ in batch])
+            tokens = sum(len(one.places) for one, _ in batch)
             loss = 0.0
             for new, (one, advantage) in zip(own, batch):
                 ratio = (new - torch.tensor(one.logprobs)).exp()
@@ -100,6 +118,10 @@ class Policy:
             self.optimizer.step()
             losses.append(loss.item())
         return sum(losses) / max(len(losses), 1)
+
+
+def sample_of(prompt, output, logprobs):
+    return Sample(prompt + output, list(range(len(prompt), len(prompt) + len(output))), logprobs)
 
 
 def batches(items):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from checks import Checks, update  # noqa: E402
 from grpo import LOGPROB_ERROR_MAX, Policy, load_state, report  # noqa: E402
 from mesh import DRAFTS, MODEL_FOLDER, NO_DRAFTS, Mesh  # noqa: E402
 from task import questions  # noqa: E402
@@ -36,18 +37,6 @@ class Rollout:
     steps: int
     versions: list
     seconds: float
-
-
-class Checks:
-    """What has to hold. All failures are told at the end."""
-
-    def __init__(self):
-        self.failed = []
-
-    def hold(self, condition, text):
-        if not condition:
-            self.failed.append(text)
-            print(f"FAILS: {text}", flush=True)
 
 
 def sample(mesh, question, epoch, number, index):
@@ -84,23 +73,6 @@ def roll_out(mesh, asked, epoch):
     ]
     groups = [[job.result() for job in group] for group in jobs]
     return groups, time.monotonic() - began
-
-
-def update(mesh, folder, version, checks):
-    """Has the engines load weights, as slime does between two epochs."""
-    began = time.monotonic()
-    mesh.post("/pause_generation", {"mode": "retract"})
-    mesh.post("/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})
-    mesh.post("/continue_generation", {})
-    seconds = time.monotonic() - began
-    check_versions(mesh, version, checks)
-    return seconds
-
-
-def check_versions(mesh, version, checks):
-    answer = mesh.post("/get_weight_version", None)
-    versions = [worker["weight_version"] for worker in answer["workers"]]
-    checks.hold(versions == [str(version)] * len(versions), f"all workers have version {version}: {versions}")
 
 
 def spans(one):
