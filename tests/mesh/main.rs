@@ -1,6 +1,7 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
 mod admin;
+mod agent_sessions;
 mod alerts;
 mod cancel;
 mod chat;

@@ -26,7 +26,7 @@ use serde::Deserialize;
 use crate::models::ModelConfig;
 
 pub use passthrough::PassthroughConfig;
-pub use trainer::TrainerConfig;
+pub use trainer::{SessionsConfig, TrainerConfig};
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]

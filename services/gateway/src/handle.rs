@@ -19,7 +19,7 @@ use crate::http::{EnteredRequest, GatewayState, finish, generate};
 use crate::models::KnownWeights;
 use crate::request::{ParsedRequest, RequestReader};
 use crate::response::SurfaceWriter;
-use crate::surfaces::Surface;
+use crate::surfaces::{ResponseStore, Surface};
 
 /// A limit of the gateway, in the order in which a request meets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,9 +159,18 @@ impl GatewayHandle {
         self.gateway.answer(entered, writer, received, note).await
     }
 
-    /// Turns the outcome of a request into its response. Errors have OpenAI's shape.
-    pub fn finish(received: Instant, outcome: Result<HttpResponse, ApiError>) -> HttpResponse {
-        finish(Surface::Completion, received, outcome)
+    /// Turns the outcome of a request into its response. Errors have the shape of the API.
+    pub fn finish(
+        surface: Surface,
+        received: Instant,
+        outcome: Result<HttpResponse, ApiError>,
+    ) -> HttpResponse {
+        finish(surface, received, outcome)
+    }
+
+    /// The responses that clients may continue.
+    pub fn stored(&self) -> &Arc<ResponseStore> {
+        &self.gateway.stored
     }
 
     /// Carries out a chat as the listener of clients does: its head names the caller.

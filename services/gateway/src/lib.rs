@@ -50,24 +50,27 @@ use metrics::GatewayMetrics;
 use models::Models;
 use passthrough::Passthrough;
 use relay::{RelayContext, RequestTime};
-use surfaces::{ResponseStore, StoreLimits};
+use surfaces::StoreLimits;
 
-pub use config::{GatewayConfig, GatewayTuning, PassthroughConfig, TrainerConfig};
+pub use config::{GatewayConfig, GatewayTuning, PassthroughConfig, SessionsConfig, TrainerConfig};
 pub use deps::{GatewayDeps, ModelFilesOf};
 pub use handle::{GatewayHandle, Limit, WaitingLine};
 pub use http::{EnteredRequest, announced_bytes};
 pub use models::{BeyondContext, KnownWeights, ModelConfig};
+pub use refrain_output_parsers::Event;
 pub use relay::{
-    ChoiceFigures, ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary,
+    ChoiceFigures, ChoiceProgress, EventObserver, OutputToken, RelayEvent, RequestEvents,
+    RequestSummary,
 };
 pub use request::{
-    GenerateRequest, ParsedRequest, RequestReader, SampleBody, SamplingFields, check_supported,
-    read, session_of_heads,
+    GenerateRequest, KnownTurns, ParsedRequest, RequestReader, SampleBody, SamplingFields,
+    TemplatedChat, check_supported, read, session_of_heads,
 };
 pub use response::{
     SurfaceWriter, TokenNames, add_weight_spans, chat_logprobs, chosen, prompt_logprobs,
     read_to_end, text, top, write_frame,
 };
+pub use surfaces::{AnswerShape, ResponseStore, Surface};
 
 /// A gateway without listeners.
 pub struct Gateway {

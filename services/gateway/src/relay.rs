@@ -33,5 +33,5 @@ pub use choice::{ChoiceFigures, ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
 pub use events::{RelayEvent, RequestSummary};
 pub(crate) use kept_steps::KeptStep;
-pub use request_events::RequestEvents;
+pub use request_events::{EventObserver, RequestEvents};
 pub(crate) use request_time::RequestTime;

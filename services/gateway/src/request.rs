@@ -7,6 +7,7 @@ mod end_user;
 mod faults;
 mod fields;
 mod generate_request;
+mod known_turns;
 mod messages;
 mod other_fields;
 mod output_form;
@@ -41,6 +42,7 @@ use tools::{CallDemand, Tools};
 pub(crate) use bound_output::{BoundOutput, FormSource};
 pub(crate) use end_user::EndUser;
 pub use generate_request::GenerateRequest;
+pub use known_turns::{KnownTurns, TemplatedChat};
 pub(crate) use messages::IMAGE_LEFT_OUT;
 pub(crate) use other_fields::check_metadata;
 pub use other_fields::check_supported;
@@ -175,6 +177,33 @@ pub struct RequestReader<'a> {
     pub(crate) grammars: Option<&'a HashMap<String, TextForm>>,
     /// The words of refusals for lack of context.
     pub(crate) context_words: ContextWords,
+    /// The model of bodies that name none, or `default`.
+    pub(crate) default_model: Option<&'a str>,
+    /// The turns of chats whose tokens are known.
+    pub(crate) known_turns: Option<&'a dyn KnownTurns>,
+}
+
+impl<'a> RequestReader<'a> {
+    /// The same for bodies that name no model, or `default`.
+    pub fn for_model(self, model: &'a str) -> Self {
+        RequestReader {
+            default_model: Some(model),
+            ..self
+        }
+    }
+
+    /// Whether chats may go on from known turns.
+    pub fn has_known_turns(&self) -> bool {
+        self.known_turns.is_some()
+    }
+
+    /// The same for chats that may go on from these turns.
+    pub fn with_known_turns(self, known_turns: &'a dyn KnownTurns) -> Self {
+        RequestReader {
+            known_turns: Some(known_turns),
+            ..self
+        }
+    }
 }
 
 impl RequestReader<'_> {
@@ -192,13 +221,18 @@ impl ParsedRequest {
     /// `InvalidRequest` with the field at fault, or `NotFound` for an unknown model.
     pub fn chat(body: Bytes, reader: &RequestReader<'_>) -> Result<Self, ApiError> {
         let RequestBody::<ChatFields> {
-            parameters,
+            mut parameters,
             required: messages,
             own: mut chat,
             form,
             mut others,
         } = read(&body)?;
         drop(body);
+        if let Some(model) = reader.default_model
+            && is_default(&parameters.model)
+        {
+            model.clone_into(&mut parameters.model);
+        }
         fields::check_model(&parameters)?;
         let model = reader.models.get(reader.tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
@@ -224,7 +258,8 @@ impl ParsedRequest {
         let end = prompt::PromptEnd::of(&chat)?;
         let kwargs = chat.chat_template_kwargs;
         let shown = tools.shown.clone();
-        let tokens = prompt::chat(messages, shown, kwargs, &request.model, room, end)?;
+        let known = reader.known_turns;
+        let tokens = prompt::chat(messages, shown, kwargs, &request.model, room, end, known)?;
         request.answers_function_call = tools.are_functions;
         request.names_call = tools.demand == CallDemand::Named;
         let is_open = parsing::reasoning_is_open(&request.model, &tokens);
@@ -261,8 +296,8 @@ impl ParsedRequest {
         Ok(request)
     }
 
-    /// Reads the body of `/v1/completions`. One that names no model is for `default_model`. One without a limit on
-    /// its output has `default_max_tokens`, or fills the context.
+    /// Reads the body of `/v1/completions`. One that names no model, or `default`, is for `default_model`. Without a
+    /// limit on its output it has `default_max_tokens`, or fills the context.
     ///
     /// # Errors
     /// As [`ParsedRequest::chat`].
@@ -274,7 +309,9 @@ impl ParsedRequest {
     ) -> Result<Self, ApiError> {
         let mut read: RequestBody<CompletionFields> = read(&body)?;
         drop(body);
-        if let (Some(model), true) = (default_model, read.parameters.model.is_empty()) {
+        if let Some(model) = default_model
+            && is_default(&read.parameters.model)
+        {
             model.clone_into(&mut read.parameters.model);
         }
         let top_logprobs = fields::completion_logprobs(&read.own)?;
@@ -524,6 +561,13 @@ impl ParsedRequest {
         self
     }
 
+    /// Makes it a turn of this session, whose tokens have log-probabilities whether or not the answer shows them.
+    pub fn into_turn(mut self, session: &str) -> Self {
+        self.session.get_or_insert_with(|| session.to_owned());
+        self.sampling.top_logprobs.get_or_insert(0);
+        self
+    }
+
     /// Tokens of all prompts.
     pub(crate) fn input_tokens(&self) -> u64 {
         let prompts = self.prompts.iter();
@@ -565,6 +609,11 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
         .end()
         .map_err(|error| faults::not_json(&error))?;
     Ok(value)
+}
+
+/// Whether a body leaves the choice of the model to its listener.
+fn is_default(model: &str) -> bool {
+    matches!(model, "" | "default")
 }
 
 #[cfg(test)]

@@ -30,11 +30,12 @@ use crate::request::{
 use crate::response::{AnswerWriter, SurfaceWriter};
 
 pub(crate) use chat_body::ChatBody;
-pub(crate) use responses::{PageQuery, ResponseStore, StoreLimits, input_items, unknown_response};
+pub use responses::ResponseStore;
+pub(crate) use responses::{PageQuery, StoreLimits, input_items, unknown_response};
 
 /// The API that was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Surface {
+pub enum Surface {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
@@ -50,9 +51,12 @@ pub(crate) enum Surface {
 }
 
 /// The shape of an answer, and what it repeats of the body.
-pub(crate) enum AnswerShape {
+pub enum AnswerShape {
+    /// Chats and text completions.
     OpenAi,
+    /// Messages.
     Messages,
+    /// Responses, with what they repeat.
     Responses(Box<responses::Echo>),
 }
 
@@ -79,7 +83,7 @@ impl Surface {
     ///
     /// # Errors
     /// As [`ParsedRequest::chat`].
-    pub(crate) fn read(
+    pub fn read(
         self,
         body: Bytes,
         reader: &RequestReader<'_>,
@@ -134,7 +138,7 @@ impl AnswerShape {
     ///
     /// # Errors
     /// The system has no random numbers.
-    pub(crate) fn writer(
+    pub fn writer(
         self,
         request: &Arc<GenerateRequest>,
     ) -> Result<Box<dyn SurfaceWriter>, ApiError> {

@@ -1,7 +1,9 @@
 //! One configuration file for the whole mesh: each process reads the sections of its role, `refrain up` reads all.
 
+mod up_defaults;
+
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::role::Role;
-use crate::up_engines::{UpEngine, add_models, engine_faults};
+use crate::up_engines::{UpEngine, engine_faults};
 
 /// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`. Those that others
 /// read are no settings.
@@ -145,9 +147,6 @@ pub(crate) fn shipped_model() -> ModelConfig {
     }
 }
 
-/// Address of the console of `refrain up`, if nobody else has it.
-const CONSOLE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
-
 /// API keys of `refrain up` if the file has none: two tenants for each of the four modes that `refrain bench`
 /// compares.
 pub fn dev_keys() -> Vec<String> {
@@ -251,64 +250,6 @@ impl MeshFile {
             "gateway.listen: other machines reach {listen}, and everybody knows the key {key}: set gateway.keys in a \
              configuration file, have `refrain up --make-key` make one, or listen on 127.0.0.1"
         ))
-    }
-
-    /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, the
-    /// shipped model, and a place for usage.
-    pub(crate) fn fill_in_for_up(&mut self) {
-        if !self.has_callers() {
-            self.add_callers(dev_keys().into_iter().filter_map(|key| {
-                Some(KeyConfig {
-                    tenant: key.trim_start_matches("refrain-").parse().ok()?,
-                    key: Some(key),
-                    key_sha256: None,
-                })
-            }));
-        }
-        add_models(&self.engines, &mut self.gateway.models);
-        if self.gateway.models.is_empty() {
-            self.gateway.models = vec![shipped_model()];
-        }
-        if self.gateway.usage_dir.is_none() {
-            self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));
-        }
-        if self.gateway.trainer.listen.is_some() && self.gateway.trainer.tenant.is_none() {
-            let first = self.gateway.keys.first().map(|key| key.tenant.clone());
-            self.gateway.trainer.tenant = first.or_else(|| self.gateway.anonymous_tenant.clone());
-        }
-        if self.worker.adoption.is_on() {
-            if self.worker.engine.model.is_empty() {
-                let first = self.gateway.models.first().cloned().unwrap_or_default();
-                let engine = &mut self.worker.engine;
-                (engine.model, engine.files) = (first.id, first.files);
-            }
-            let file = self.draft_store.data_dir.join("engines.json");
-            self.worker.adoption.file.get_or_insert(file);
-        }
-        self.fill_in_console();
-        // Nobody else reaches these listeners, and the tenants are no secret.
-        self.gateway.shows_metrics |= self.gateway.is_trial && self.is_open_to_this_machine_alone();
-        if self.worker.advertise_url.is_empty() {
-            // Nobody calls this URL, but a lease has to name one.
-            self.worker.advertise_url = "local:".into();
-        }
-    }
-
-    /// Adds the console. Without an operations listener it gets one that only this machine reaches.
-    fn fill_in_console(&mut self) {
-        let gateway = &mut self.gateway;
-        if gateway.console == Some(false) {
-            return;
-        }
-        gateway.console = Some(true);
-        if gateway.operations_listen.is_none() {
-            let mut address = CONSOLE;
-            if gateway.listen.ends_with(":0") {
-                address.set_port(0);
-            }
-            gateway.operations_listen = Some(address);
-            gateway.is_trial = true;
-        }
     }
 
     /// Why the draft store cannot keep the tenants of the gateway.

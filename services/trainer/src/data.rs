@@ -7,14 +7,17 @@ use actix_web::web::{self, Data};
 use actix_web::{FromRequest as _, HttpRequest, HttpResponse};
 use bytes::Bytes;
 use refrain_gateway::{
-    EnteredRequest, GatewayHandle, ParsedRequest, RequestReader, SurfaceWriter, announced_bytes,
+    EnteredRequest, GatewayHandle, ParsedRequest, RequestReader, ResponseStore, Surface,
+    SurfaceWriter, announced_bytes, session_of_heads,
 };
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::FinishReason;
 use refrain_service_kit::http::{AccessNote, RawBody};
 use serde_json::Value;
 
+use super::agent_fields::{AgentFields, FactsWriter, GivenPrompt};
 use super::in_flight::{Entry, Outcome};
+use super::sessions::{KnownSession, Recorder};
 use super::sglang::{self, SglangShape};
 use super::sglang_writer::{self, SglangWriter};
 use super::state::TrainerState;
@@ -31,24 +34,27 @@ pub(super) enum DataSurface {
     Vllm,
     /// Text completions, as on the other listener.
     Completion,
-    /// Chats, as on the other listener. Trainers evaluate with them, and agents speak nothing else.
-    Chat,
+    /// Chats, messages and responses, as on the other listener. Trainers evaluate with them, and agents speak nothing
+    /// else.
+    Agent(Surface),
 }
 
 /// The shape of an answer.
 enum AnswerShape {
     Sglang(SglangShape),
     Vllm(Option<String>),
-    OpenAi,
+    Agent(refrain_gateway::AnswerShape, Box<AgentFields>),
 }
 
 impl DataSurface {
     /// All of them.
-    pub(super) const ALL: [DataSurface; 4] = [
+    pub(super) const ALL: [DataSurface; 6] = [
         DataSurface::Sglang,
         DataSurface::Vllm,
         DataSurface::Completion,
-        DataSurface::Chat,
+        DataSurface::Agent(Surface::Chat),
+        DataSurface::Agent(Surface::Messages),
+        DataSurface::Agent(Surface::Responses),
     ];
 
     /// The route, which is a label of metrics.
@@ -57,7 +63,9 @@ impl DataSurface {
             DataSurface::Sglang => "/generate",
             DataSurface::Vllm => "/inference/v1/generate",
             DataSurface::Completion => "/v1/completions",
-            DataSurface::Chat => "/v1/chat/completions",
+            DataSurface::Agent(Surface::Messages) => "/v1/messages",
+            DataSurface::Agent(Surface::Responses) => "/v1/responses",
+            DataSurface::Agent(_) => "/v1/chat/completions",
         }
     }
 
@@ -67,6 +75,7 @@ impl DataSurface {
         body: Bytes,
         reader: &RequestReader<'_>,
         model: &str,
+        stored: &Arc<ResponseStore>,
     ) -> Result<(ParsedRequest, AnswerShape), ApiError> {
         Ok(match self {
             DataSurface::Sglang => {
@@ -79,9 +88,26 @@ impl DataSurface {
             }
             DataSurface::Completion => {
                 let request = ParsedRequest::completion(body, reader, Some(model), None)?;
-                (request, AnswerShape::OpenAi)
+                (
+                    request,
+                    AnswerShape::Agent(refrain_gateway::AnswerShape::OpenAi, Box::default()),
+                )
             }
-            DataSurface::Chat => (ParsedRequest::chat(body, reader)?, AnswerShape::OpenAi),
+            DataSurface::Agent(surface) => {
+                let mut fields = AgentFields::read(&body)?;
+                let given = fields.input_ids.take().map(GivenPrompt);
+                let reader = match &given {
+                    Some(_) if reader.has_known_turns() => {
+                        let message =
+                            "input_ids: a session knows the tokens of its prompts; leave them out";
+                        return Err(ApiError::invalid("input_ids", message));
+                    }
+                    Some(given) => reader.with_known_turns(given),
+                    None => *reader,
+                };
+                let (request, shape) = surface.read(body, &reader, stored)?;
+                (request, AnswerShape::Agent(shape, Box::new(fields)))
+            }
         })
     }
 
@@ -101,7 +127,7 @@ impl DataSurface {
                     "weight_versions": [],
                 }],
             }),
-            DataSurface::Chat => serde_json::json!({
+            DataSurface::Agent(_) => serde_json::json!({
                 "id": "",
                 "object": "chat.completion",
                 "choices": [{
@@ -121,20 +147,29 @@ impl AnswerShape {
         match self {
             AnswerShape::Sglang(shape) => shape.names.clone(),
             AnswerShape::Vllm(name) => name.iter().cloned().collect(),
-            AnswerShape::OpenAi => Vec::new(),
+            AnswerShape::Agent(_, fields) => fields.names(),
         }
     }
 
     fn writer(
         self,
-        entered: &EnteredRequest,
+        entered: &mut EnteredRequest,
         version: u64,
     ) -> Result<Box<dyn SurfaceWriter>, ApiError> {
         let request = entered.request().clone();
         Ok(match self {
             AnswerShape::Sglang(shape) => Box::new(SglangWriter::new(request, shape, version)?),
             AnswerShape::Vllm(name) => Box::new(VllmWriter::new(request, name, version)?),
-            AnswerShape::OpenAi => entered.openai_writer()?,
+            AnswerShape::Agent(shape, fields) => {
+                let writer = shape.writer(&request)?;
+                if !fields.shows_facts() {
+                    return Ok(writer);
+                }
+                let facts = SglangWriter::new(request, fields.shape(), version)?;
+                let (writer, observer) = FactsWriter::new(writer, facts);
+                entered.observe(observer);
+                Box::new(writer)
+            }
         })
     }
 }
@@ -157,7 +192,11 @@ pub(super) async fn carry_out(
             false => Outcome::Failed,
         });
     }
-    GatewayHandle::finish(received, outcome)
+    let surface = match surface {
+        DataSurface::Agent(surface) => surface,
+        _ => Surface::Completion,
+    };
+    GatewayHandle::finish(surface, received, outcome)
 }
 
 impl TrainerState {
@@ -179,16 +218,43 @@ impl TrainerState {
             return Ok(HttpResponse::Ok().json(surface.aborted_unread(self.fleet.version())));
         };
         let room = room?;
-        let read = self.read(surface, entry, request, payload, received).await;
-        let (request, shape) = read.inspect_err(|error| self.refused(error))?;
+        let known = self.known_session(surface, request)?;
+        let read = self.read(surface, entry, request, payload, received, known);
+        let read = read.await.inspect_err(|error| self.refused(error))?;
+        let (mut parsed, shape, known) = read;
+        parsed.name_session(request.headers());
         entry.named(&shape.names());
-        note.note(|facts| facts.model = Some(request.model_id().to_owned()));
-        let entered = self.gateway.enter(request, &caller, &self.hold).await;
-        let (entered, slots) = entered.inspect_err(|error| self.refused(error))?;
+        note.note(|facts| facts.model = Some(parsed.model_id().to_owned()));
+        let entered = self.gateway.enter(parsed, &caller, &self.hold).await;
+        let (mut entered, slots) = entered.inspect_err(|error| self.refused(error))?;
         drop(room);
-        let writer = shape.writer(&entered, self.fleet.version())?;
+        if let Some(known) = known {
+            let request = entered.request().clone();
+            entered.observe(Box::new(Recorder::new(known, request)));
+        }
+        let writer = shape.writer(&mut entered, self.fleet.version())?;
         let writer = Box::new(TrackedWriter::new(writer, entry.clone(), slots));
         self.gateway.answer(entered, writer, received, note).await
+    }
+
+    /// The session of a request of an agent: that of its path, or else one that was made before and that its head
+    /// names.
+    fn known_session(
+        &self,
+        surface: DataSurface,
+        request: &HttpRequest,
+    ) -> Result<Option<KnownSession>, ApiError> {
+        if !matches!(surface, DataSurface::Agent(_)) {
+            return Ok(None);
+        }
+        match (
+            request.match_info().get("id"),
+            session_of_heads(request.headers()),
+        ) {
+            (Some(id), _) => KnownSession::of_path(&self.sessions, id).map(Some),
+            (None, Some(name)) => KnownSession::of_head(&self.sessions, &name),
+            (None, None) => Ok(None),
+        }
     }
 
     fn refused(&self, error: &ApiError) {
@@ -203,13 +269,22 @@ impl TrainerState {
         request: &HttpRequest,
         payload: web::Payload,
         received: Instant,
-    ) -> Result<(ParsedRequest, AnswerShape), ApiError> {
+        known: Option<KnownSession>,
+    ) -> Result<(ParsedRequest, AnswerShape, Option<KnownSession>), ApiError> {
         let body = RawBody::from_request(request, &mut payload.into_inner()).await;
         let RawBody(body) = body.map_err(|error| error.0)?;
         let (model, abort) = (self.model.clone(), entry.abort.clone());
+        let stored = self.gateway.stored().clone();
         let read = move |reader: &RequestReader<'_>, body: Bytes| {
-            let (request, shape) = surface.read(body, reader, &model)?;
-            Ok((request.into_rollout(abort.clone()), shape))
+            let reader = reader.for_model(&model);
+            let Some(known) = known.clone() else {
+                let (request, shape) = surface.read(body, &reader, &model, &stored)?;
+                return Ok((request.into_rollout(abort.clone()), shape, None));
+            };
+            let reader = reader.with_known_turns(&known);
+            let (request, shape) = surface.read(body, &reader, &model, &stored)?;
+            let request = request.into_rollout(abort.clone()).into_turn(known.id());
+            Ok((request, shape, Some(known)))
         };
         let read = self
             .gateway

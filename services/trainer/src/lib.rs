@@ -7,13 +7,16 @@
 //! | file | what it has |
 //! |---|---|
 //! | `data.rs` | the way of a rollout; read this first |
-//! | `body.rs`, `sglang.rs`, `vllm.rs` | bodies of the data routes |
+//! | `body.rs`, `sglang.rs`, `vllm.rs`, `agent_fields.rs` | bodies of the data routes |
 //! | `sglang_writer.rs`, `vllm_writer.rs` | their answers |
 //! | `pauses.rs`, `weights.rs`, `pass_on.rs`, `facts.rs` | the control routes |
 //! | `engines.rs`, `adopters.rs` | engines that register |
+//! | `sessions.rs`, `sessions/`, `session_routes.rs` | chats whose tokens are kept |
+//! | `vllm_routes.rs`, `refused.rs` | further calls of vLLM's relatives, and those that cannot work |
 //! | `ranks.rs` | the parts of engines in a group of processes |
 
 mod adopters;
+mod agent_fields;
 mod body;
 mod data;
 mod engines;
@@ -27,13 +30,18 @@ mod output_facts;
 mod pass_on;
 mod pauses;
 mod ranks;
+mod refused;
 mod routes;
+mod session_routes;
+mod sessions;
 mod sglang;
 mod sglang_writer;
 mod state;
 mod tracked_writer;
+mod trajectory_body;
 mod version;
 mod vllm;
+mod vllm_routes;
 mod vllm_writer;
 mod weights;
 

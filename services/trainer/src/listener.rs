@@ -1,10 +1,12 @@
 //! Starts the listener.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use refrain_gateway::{GatewayConfig, GatewayDeps, GatewayHandle};
 use refrain_rpc::EngineAdopter;
+use refrain_service_kit::actors;
 use refrain_service_kit::http::{PublicOptions, ServeOptions, Server, serve_public};
 
 use super::adopters::Adopters;
@@ -14,7 +16,11 @@ use super::hold::{HELD_LIMIT, Hold};
 use super::in_flight::{InFlight, Outcome};
 use super::metrics::TrainerFamilies;
 use super::routes;
+use super::sessions::{SESSIONS_LIMIT, SessionTable};
 use super::state::TrainerState;
+
+/// Pause between searches for sessions that have expired.
+const EXPIRY_PERIOD: Duration = Duration::from_secs(30);
 
 /// Lets the series of the listener exist, so that their first count is a rise.
 fn show(families: &TrainerFamilies) {
@@ -23,6 +29,12 @@ fn show(families: &TrainerFamilies) {
             let labels = [surface.route(), outcome.as_str()];
             families.requests.with_label_values(&labels);
         }
+    }
+    for prompt in ["first", "continued", "rendered_anew"] {
+        families.session_turns.with_label_values(&[prompt]);
+    }
+    for reason in ["erased", "expired"] {
+        families.sessions_ended.with_label_values(&[reason]);
     }
     for order in ORDERS {
         for outcome in ["done", "failed"] {
@@ -44,7 +56,10 @@ pub fn listen(
     let trainer = &config.trainer;
     let families = Arc::new(TrainerFamilies::register(deps.metrics.registry())?);
     show(&families);
-    gateway.accounts().metrics().show_limits(&[HELD_LIMIT]);
+    gateway
+        .accounts()
+        .metrics()
+        .show_limits(&[HELD_LIMIT, SESSIONS_LIMIT]);
     let Some(listen) = trainer.listen else {
         return Ok(None);
     };
@@ -60,7 +75,27 @@ pub fn listen(
         families.clone(),
         gateway.weights(&model),
     );
+    let accounts = gateway.accounts().metrics().clone();
+    let sessions = SessionTable::open(
+        trainer.sessions.clone(),
+        tenant.clone(),
+        accounts,
+        families.clone(),
+    )?;
+    let sessions = Arc::new(sessions);
+    let kept = sessions.clone();
+    let expiry = actors::start("expiry of sessions", move || {
+        let kept = kept.clone();
+        async move {
+            loop {
+                tokio::time::sleep(EXPIRY_PERIOD).await;
+                kept.expire();
+            }
+        }
+    });
     let state = Arc::new(TrainerState {
+        sessions,
+        _expiry: expiry,
         fleet: Arc::new(fleet),
         adopters: Adopters::new(adopters),
         gateway: gateway.clone(),

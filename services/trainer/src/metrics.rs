@@ -15,5 +15,16 @@ refrain_service_kit::metric_families! {
         /// Orders of trainers to workers, by the answer of each worker.
         pub(super) orders: IntCounterVec =
             "refrain_gateway_trainer_orders_total" ["order", "outcome"],
+        /// Sessions whose tokens are kept.
+        pub(super) sessions: IntGauge = "refrain_gateway_trainer_sessions",
+        /// Bytes of memory that the turns of sessions take.
+        pub(super) session_bytes: IntGauge = "refrain_gateway_trainer_session_bytes",
+        /// Turns of sessions: `first` ones, those that `continued` an earlier one token by token, and those that were
+        /// `rendered_anew`, because the history was edited or the template does not tell where answers end.
+        pub(super) session_turns: IntCounterVec =
+            "refrain_gateway_trainer_session_turns_total" ["prompt"],
+        /// Sessions that were `erased` by the trainer, or have `expired`.
+        pub(super) sessions_ended: IntCounterVec =
+            "refrain_gateway_trainer_sessions_ended_total" ["reason"],
     }
 }

@@ -52,6 +52,20 @@ pub(super) async fn areal_update_weights(
     Ok(weights::load(&trainer, directory, None).await?)
 }
 
+/// Whether a call that names no version makes the weights new ones. The drafts of a group are those of one version.
+fn ends_update(path: &str, body: &[u8]) -> bool {
+    match path {
+        "/finish_weight_update" | "/areal_update_weights_xccl" => true,
+        "/collective_rpc" => {
+            let method = read(body)
+                .ok()
+                .and_then(|body| body.fields.get("method").cloned());
+            method.is_some_and(|method| method == "skyrl_finish_weight_update")
+        }
+        _ => false,
+    }
+}
+
 impl TrainerState {
     /// The workers of the model, in the order in which they get ranks, and the number of devices of each engine.
     ///
@@ -120,6 +134,8 @@ impl TrainerState {
             let read = serde_json::from_str(&answer.body);
             read.unwrap_or_else(|_| json!(answer.body))
         });
+        let next = || Some(self.fleet.version() + 1);
+        let version = version.or_else(|| ends_update(request.path(), body).then(next)?);
         match version {
             None => Ok(passed.response(fields)),
             Some(version) => {

@@ -159,6 +159,22 @@ impl SglangWriter {
         }
     }
 
+    /// Takes the output of a choice that came next.
+    pub(super) fn add(&mut self, index: u32, progress: ChoiceProgress) {
+        if let Some(choice) = self.choices.get_mut(index as usize) {
+            choice.add(&self.request, progress);
+        }
+    }
+
+    /// The facts about a choice.
+    ///
+    /// # Errors
+    /// A value cannot be written as JSON, which would be a fault of this service.
+    pub(super) fn meta_info(&self, index: usize) -> serde_json::Result<Value> {
+        let sample = self.sample(index);
+        serde_json::to_value(sample.map(|sample| sample.meta_info))
+    }
+
     fn sample(&self, index: usize) -> Option<Sample<'_>> {
         let request = &self.request;
         let choice = self.choices.get(index)?;

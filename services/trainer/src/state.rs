@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use refrain_gateway::GatewayHandle;
 use refrain_protocol::TenantName;
+use refrain_service_kit::actors::Actor;
 
 use super::adopters::Adopters;
 use super::fleet::Fleet;
 use super::hold::Hold;
 use super::in_flight::InFlight;
+use super::sessions::SessionTable;
 
 /// The state of the listener.
 pub(super) struct TrainerState {
@@ -21,6 +23,10 @@ pub(super) struct TrainerState {
     pub(super) in_flight: Arc<InFlight>,
     pub(super) hold: Hold,
     pub(super) fleet: Arc<Fleet>,
+    /// The sessions whose tokens are kept.
+    pub(super) sessions: Arc<SessionTable>,
+    /// Erases sessions that nobody uses any more.
+    pub(super) _expiry: Actor,
     /// The processes that adopt engines.
     pub(super) adopters: Adopters,
     /// The URL scheme of the listener.

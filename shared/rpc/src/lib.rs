@@ -12,6 +12,7 @@ mod draft_store;
 mod engine_address;
 mod engine_forgetting;
 mod mesh_admin;
+mod record_frames;
 mod replica_peer;
 mod scheduler;
 mod store_admin;
@@ -29,6 +30,7 @@ pub use draft_store::{DraftStore, HttpDraftStore};
 pub use engine_address::EngineAddress;
 pub use engine_forgetting::{EngineForgotten, Engines, EnginesForgotten};
 pub use mesh_admin::{MeshAdmin, MeshPart, MetricsPages};
+pub use record_frames::{append_record, read_records};
 pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
 pub use scheduler::{
     HEARTBEAT_RETRY_PAUSE, HEARTBEAT_TIMEOUT, HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer,

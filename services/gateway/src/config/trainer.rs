@@ -1,6 +1,7 @@
 //! The section `gateway.trainer` of the configuration.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use refrain_protocol::TenantName;
 use refrain_service_kit::config::is_http_url;
@@ -36,6 +37,37 @@ pub struct TrainerConfig {
     pub held_max: usize,
     /// Bytes of the bodies of held requests. Further bodies are read when there is room.
     pub held_bytes_max: usize,
+    /// The sessions of agents whose tokens are kept for the trainer.
+    pub sessions: SessionsConfig,
+}
+
+/// The sessions of agents whose tokens are kept for a trainer.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct SessionsConfig {
+    /// Folder of their turns, which outlive the process. Without it they are in memory only. `refrain up` keeps them
+    /// beside its drafts.
+    pub folder: Option<PathBuf>,
+    /// Most sessions. A turn of a further one gets a 429.
+    pub sessions_max: usize,
+    /// Most turns of a session. A further one gets a 429.
+    pub turns_max: usize,
+    /// Bytes of memory that the turns of all sessions take. A further turn gets a 429.
+    pub bytes_max: u64,
+    /// Time after its last use in which a session is erased, milliseconds.
+    pub keep_ms: u64,
+}
+
+impl Default for SessionsConfig {
+    fn default() -> Self {
+        SessionsConfig {
+            folder: None,
+            sessions_max: 65_536,
+            turns_max: 4_096,
+            bytes_max: 1 << 30,
+            keep_ms: 86_400_000,
+        }
+    }
 }
 
 impl Default for TrainerConfig {
@@ -51,6 +83,7 @@ impl Default for TrainerConfig {
             in_flight_max: 8_192,
             held_max: 65_536,
             held_bytes_max: 1 << 30,
+            sessions: SessionsConfig::default(),
         }
     }
 }
@@ -95,6 +128,10 @@ impl TrainerConfig {
                 self.held_bytes_max == 0,
                 "held_bytes_max: must be at least 1",
             ),
+            (
+                self.sessions.keep_ms == 0,
+                "sessions.keep_ms: must be at least 1",
+            ),
         ];
         let broken = rules.into_iter().filter(|(is_broken, _)| *is_broken);
         let faults = broken.map(|(_, fault)| format!("trainer.{fault}"));
@@ -138,6 +175,7 @@ mod tests {
             config.in_flight_max = 0;
             config.held_max = 0;
             config.held_bytes_max = 0;
+            config.sessions.keep_ms = 0;
             config.http.head_ms_max = 0;
         };
         let found = faults(all, &["m"]);
@@ -149,6 +187,7 @@ mod tests {
             "trainer.in_flight_max",
             "trainer.held_max",
             "trainer.held_bytes_max",
+            "trainer.sessions.keep_ms",
             "trainer.http.head_ms_max",
         ] {
             assert!(found.contains(key), "{key} is missing in:\n{found}");

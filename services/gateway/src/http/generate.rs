@@ -15,7 +15,7 @@ use tracing::{Instrument, Span};
 use crate::http::state::{GatewayState, finish};
 use crate::intake::{AdmissionTicket, AdmittedRequest, FormVerdict};
 use crate::models::unknown_model;
-use crate::relay::{RelayEvent, RequestEvents};
+use crate::relay::{EventObserver, RelayEvent, RequestEvents};
 use crate::request::{GenerateRequest, ParsedRequest, RequestReader};
 use crate::response::{EventStreamBody, SurfaceWriter};
 use crate::surfaces::{AnswerShape, Surface};
@@ -61,6 +61,7 @@ pub(crate) async fn generate(
 pub struct EnteredRequest {
     request: Arc<GenerateRequest>,
     admitted: Option<AdmittedRequest>,
+    observers: Vec<Box<dyn EventObserver>>,
 }
 
 impl EnteredRequest {
@@ -75,20 +76,18 @@ impl EnteredRequest {
         EnteredRequest {
             request: request.admit(caller, may_be_urgent),
             admitted,
+            observers: Vec::new(),
         }
+    }
+
+    /// Shows each event of the request to an observer before it is answered.
+    pub fn observe(&mut self, observer: Box<dyn EventObserver>) {
+        self.observers.push(observer);
     }
 
     /// The request, for the writer of its answer.
     pub fn request(&self) -> &Arc<GenerateRequest> {
         &self.request
-    }
-
-    /// A writer of its answer in OpenAI's shape.
-    ///
-    /// # Errors
-    /// The system has no random numbers.
-    pub fn openai_writer(&self) -> Result<Box<dyn SurfaceWriter>, ApiError> {
-        AnswerShape::OpenAi.writer(&self.request)
     }
 }
 
@@ -237,7 +236,11 @@ impl GatewayState {
         received: Instant,
         note: AccessNote,
     ) -> Result<HttpResponse, ApiError> {
-        let EnteredRequest { request, admitted } = entered;
+        let EnteredRequest {
+            request,
+            admitted,
+            observers,
+        } = entered;
         let span = request_span(&request);
         let is_stream = request.is_stream;
         let events = match admitted {
@@ -247,7 +250,7 @@ impl GatewayState {
             }
             None => RequestEvents::aborted(request.choice_count() as u32, request.input_tokens()),
         };
-        let answered = self.respond(events, writer, is_stream);
+        let answered = self.respond(events.observed(observers), writer, is_stream);
         answered.instrument(span).await
     }
 

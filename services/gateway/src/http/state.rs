@@ -160,6 +160,8 @@ impl GatewayState {
             limits: &self.tuning,
             grammars: None,
             context_words: ContextWords::OpenAi,
+            default_model: None,
+            known_turns: None,
         }
     }
 

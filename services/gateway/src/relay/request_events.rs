@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use refrain_accounts::tenants::StreamShape;
+use refrain_protocol::ApiError;
 use refrain_protocol::openai::{FinishReason, Usage};
 use refrain_protocol::scheduling::RequestClass;
 use refrain_service_kit::deadline::Deadline;
@@ -29,6 +30,16 @@ pub struct RequestEvents {
     /// The note for the access log, which gets the tokens or the error.
     note: AccessNote,
     shaped: Option<Box<ShapedEvents>>,
+    observers: Vec<Box<dyn EventObserver>>,
+}
+
+/// An observer of the events of a request, which sees each before its reader does.
+pub trait EventObserver: Send {
+    /// Sees an event.
+    ///
+    /// # Errors
+    /// The request must not be answered as if all were well. Its reader gets the error in place of the event.
+    fn observe(&mut self, event: &RelayEvent) -> Result<(), ApiError>;
 }
 
 /// The events of a request that has a shape.
@@ -54,6 +65,7 @@ impl RequestEvents {
             _entry: None,
             note: AccessNote::default(),
             shaped: None,
+            observers: Vec::new(),
         }
     }
 
@@ -100,6 +112,12 @@ impl RequestEvents {
         self
     }
 
+    /// Shows each event to observers before its reader gets it.
+    pub(crate) fn observed(mut self, observers: Vec<Box<dyn EventObserver>>) -> Self {
+        self.observers = observers;
+        self
+    }
+
     /// Makes the request end when its time is up, also if nobody polls it.
     pub(super) fn within(
         mut self,
@@ -118,10 +136,17 @@ impl RequestEvents {
 
     /// Polls for the next event; `None` after the last one.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<RelayEvent>> {
-        let polled = match &mut self.shaped {
+        let mut polled = match &mut self.shaped {
             None => self.work.poll_next(context),
             Some(shaped) => shaped.poll_next(&self.work, context),
         };
+        if let Poll::Ready(Some(event)) = &mut polled {
+            for observer in &mut self.observers {
+                if let Err(error) = observer.observe(event) {
+                    *event = RelayEvent::Failed(error);
+                }
+            }
+        }
         match &polled {
             Poll::Ready(Some(RelayEvent::Done(summary))) => {
                 let usage = summary.usage;
@@ -176,8 +201,6 @@ impl ShapedEvents {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Waker;
-
-    use refrain_protocol::ApiError;
 
     use super::*;
 

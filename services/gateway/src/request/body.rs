@@ -117,6 +117,23 @@ pub(super) struct CompletionFields {
     pub(super) suffix: Option<String>,
 }
 
+/// The value of `logprobs`. Some clients have the word of chats here: `true` shows the chosen tokens only.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Logprobs {
+    Number(u64),
+    Shows(bool),
+}
+
+impl Logprobs {
+    fn number(self) -> Option<u64> {
+        match self {
+            Logprobs::Number(number) => Some(number),
+            Logprobs::Shows(shows) => shows.then_some(0),
+        }
+    }
+}
+
 impl OwnFields for CompletionFields {
     const NAMES: &[&str] = &["logprobs", "echo", "best_of", "suffix"];
     const REQUIRED: &str = "prompt";
@@ -124,7 +141,7 @@ impl OwnFields for CompletionFields {
 
     fn read<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         match name {
-            "logprobs" => self.logprobs = map.next_value()?,
+            "logprobs" => self.logprobs = map.next_value::<Option<_>>()?.and_then(Logprobs::number),
             "echo" => self.echo = map.next_value()?,
             "best_of" => self.best_of = map.next_value()?,
             _ => self.suffix = map.next_value()?,

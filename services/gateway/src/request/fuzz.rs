@@ -51,6 +51,8 @@ fn parsed(parse: Parse, models: &Models, body: Vec<u8>) -> Result<ParsedRequest,
         limits: &GatewayTuning::default(),
         grammars: None,
         context_words: super::ContextWords::OpenAi,
+        default_model: None,
+        known_turns: None,
     };
     parse(Bytes::from(body), &reader)
 }

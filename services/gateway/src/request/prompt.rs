@@ -9,6 +9,7 @@ use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue, Tokenization
 
 use super::body::ChatFields;
 use super::fields::check_ids;
+use super::known_turns::{KnownTurns, TemplatedChat};
 use crate::models::{BeyondContext, Model, template_failed};
 
 /// The words of a refusal for lack of context. Programs parse them: they then summarize, or ask for less.
@@ -156,7 +157,7 @@ impl PromptEnd {
     }
 }
 
-/// Renders the messages of a chat by the model's template and tokenizes them.
+/// Renders the messages of a chat by the model's template and tokenizes them, unless `known` has their tokens.
 pub(super) fn chat(
     messages: JsonList,
     tools: Option<JsonList>,
@@ -164,12 +165,31 @@ pub(super) fn chat(
     model: &Model,
     room: PromptRoom,
     end: PromptEnd,
+    known: Option<&dyn KnownTurns>,
 ) -> Result<Vec<TokenId>, ApiError> {
     let Some(template) = &model.template else {
         return Err(model.no_chat());
     };
     let input = ChatInput::new(messages, tools, kwargs);
     let (tokenizer, most) = (&model.tokenizer, room.tokens_max());
+    if let Some(known) = known.filter(|_| end != PromptEnd::Continued) {
+        let chat = TemplatedChat {
+            input: &input,
+            template,
+            tokenizer,
+            model: &model.id,
+            ends: &model.stop_token_ids,
+            open_answer: end == PromptEnd::OpenAnswer,
+            tokens_max: most,
+        };
+        let prompt = known.prompt(&chat);
+        if let Some(tokens) = prompt.map_err(|error| room.refused("messages", &error))? {
+            return match tokens.len() > most {
+                true => Err(room.prompt_too_long("messages", tokens.len(), "")),
+                false => Ok(room.cut(tokens)),
+            };
+        }
+    }
     let tokens = match end {
         PromptEnd::Continued => template.encode_continued_within(tokenizer, &input, most),
         PromptEnd::OpenAnswer => template.encode_within(tokenizer, &input, true, most),

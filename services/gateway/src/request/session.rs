@@ -6,14 +6,15 @@ use serde_json::Value;
 use super::ParsedRequest;
 
 /// Heads in which programs name a conversation, in the order in which they count: Claude Code's, Codex's, OpenCode's
-/// two, that of gateways and of pi.
-const SESSION_HEADS: [&str; 6] = [
+/// two, that of gateways and of pi, and that of SGLang's router.
+const SESSION_HEADS: [&str; 7] = [
     "x-claude-code-session-id",
     "session-id",
     "x-session-affinity",
     "x-session-id",
     "x-affinity",
     "session_id",
+    "x-smg-routing-key",
 ];
 
 /// The head by which Claude Code tells its subagents apart. Each has a prompt of its own.
@@ -35,7 +36,7 @@ pub fn session_of_heads(heads: &HeaderMap) -> Option<String> {
 impl ParsedRequest {
     /// Takes the name of the conversation from the head of the request, or else from `prompt_cache_key`, if the body
     /// names no session. A name that is too long names none.
-    pub(crate) fn name_session(&mut self, head: &HeaderMap) {
+    pub fn name_session(&mut self, head: &HeaderMap) {
         let is_name = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len());
         if self.session.is_some() {
             return;

@@ -81,6 +81,8 @@ fn read_chat(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiError> {
         limits: &GatewayTuning::default(),
         grammars: None,
         context_words: super::ContextWords::OpenAi,
+        default_model: None,
+        known_turns: None,
     };
     ParsedRequest::chat(body, &reader)
 }
@@ -96,6 +98,8 @@ fn read_completion(models: &Models, body: Bytes) -> Result<ParsedRequest, ApiErr
         limits: &GatewayTuning::default(),
         grammars: None,
         context_words: super::ContextWords::OpenAi,
+        default_model: None,
+        known_turns: None,
     };
     ParsedRequest::completion(body, &reader, None, Some(COMPLETION_MAX_TOKENS))
 }

@@ -16,5 +16,6 @@ mod writer;
 pub(super) use echo::Echo;
 pub(crate) use input_items::{PageQuery, input_items, unknown_response};
 pub(super) use request::to_chat;
-pub(crate) use store::{ResponseStore, StoreLimits};
+pub use store::ResponseStore;
+pub(crate) use store::StoreLimits;
 pub(super) use writer::ResponsesWriter;

@@ -38,6 +38,7 @@ mod trainer;
 mod trainer_aborts;
 mod trainer_clients;
 mod trainer_control;
+mod trainer_doors;
 mod trainer_engines;
 mod trainer_hold;
 mod usage;

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use refrain_rpc::{decode_bincode, encode_bincode};
+use refrain_rpc::{append_record, read_records};
 use refrain_service_kit::random;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,9 +19,6 @@ const MAGIC: [u8; 8] = *b"RfUsage1";
 
 /// Bytes of the magic, the gateway's id and their checksum.
 const HEADER_BYTES: usize = 8 + 16 + 8;
-
-/// Bytes of a record's length and checksum.
-const FRAME_BYTES: usize = 4 + 8;
 
 /// A file of fewer bytes is not rewritten.
 const REWRITE_BYTES_MIN: u64 = 4 << 20;
@@ -127,7 +124,7 @@ impl FoundJournal {
 impl Journal {
     /// Adds a record. It is in the file after the next [`Journal::write`].
     pub(super) fn append(&mut self, record: &Record) {
-        if !frame(record, &mut self.buffer) {
+        if append_record(record, &mut self.buffer).is_err() {
             self.file = None;
         }
     }
@@ -216,9 +213,7 @@ fn write_new(
     let mut buffer = Vec::new();
     for record in records {
         buffer.clear();
-        if !frame(&record, &mut buffer) {
-            return Err(io::Error::other("a record of usage is too large"));
-        }
+        append_record(&record, &mut buffer).map_err(io::Error::other)?;
         bytes += buffer.len() as u64;
         writer.write_all(&buffer)?;
     }
@@ -238,45 +233,16 @@ fn header(gateway: u128) -> Vec<u8> {
     header
 }
 
-/// Appends a record with its frame. `false` if it cannot be encoded.
-fn frame(record: &Record, buffer: &mut Vec<u8>) -> bool {
-    let encoded = encode_bincode(record).ok();
-    let Some((payload, len)) = encoded.and_then(|payload| {
-        let len = u32::try_from(payload.len()).ok()?;
-        Some((payload, len))
-    }) else {
-        return false;
-    };
-    buffer.extend(len.to_le_bytes());
-    buffer.extend(xxh3_64(&payload).to_le_bytes());
-    buffer.extend(payload);
-    true
-}
-
 /// The gateway, the records and the number of bytes after the last whole one. `None` if the header is damaged.
 fn read_file(bytes: &[u8]) -> Option<(u128, Vec<Record>, usize)> {
-    let (head, mut rest) = bytes.split_at_checked(HEADER_BYTES)?;
+    let (head, rest) = bytes.split_at_checked(HEADER_BYTES)?;
     let id = head.get(MAGIC.len()..)?.first_chunk()?;
     let gateway = u128::from_le_bytes(*id);
     if head != header(gateway) {
         return None;
     }
-    let mut records = Vec::new();
-    while let Some((record, after)) = read_record(rest) {
-        records.push(record);
-        rest = after;
-    }
-    Some((gateway, records, rest.len()))
-}
-
-fn read_record(bytes: &[u8]) -> Option<(Record, &[u8])> {
-    let (frame, rest) = bytes.split_at_checked(FRAME_BYTES)?;
-    let (len, checksum) = frame.split_first_chunk()?;
-    let len = u32::from_le_bytes(*len) as usize;
-    let (payload, rest) = rest.split_at_checked(len)?;
-    let is_whole = xxh3_64(payload).to_le_bytes() == *checksum;
-    let record = is_whole.then(|| decode_bincode(payload).ok())??;
-    Some((record, rest))
+    let (records, torn) = read_records(rest);
+    Some((gateway, records, torn))
 }
 
 #[cfg(test)]

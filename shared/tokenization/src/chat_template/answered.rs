@@ -134,6 +134,14 @@ impl Rest {
         if !is_last || self.text[..ours.start] != closing.text[..theirs.start] {
             return None;
         }
+        // gpt-oss ends the last answer by another token than those before. A template may also write a token behind
+        // the whole chat, and then this one begins the next message, whose role or text follows it.
+        let is_same = self.text[ours.clone()] == closing.text[theirs.clone()];
+        let next = self.specials.get(last + 1);
+        let is_alone = next.is_some_and(|next| self.text[ours.end..next.start].trim().is_empty());
+        if !is_same && !is_alone {
+            return None;
+        }
         Some(match (end, marked.is_text_alone) {
             (Some(_), _) => (ours.start, true),
             (None, true) => (0, false),

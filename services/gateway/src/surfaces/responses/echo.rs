@@ -10,7 +10,7 @@ use super::store::ResponseStore;
 use super::tools::ToolNames;
 
 /// The part of a body that the answer needs.
-pub(crate) struct Echo {
+pub struct Echo {
     /// The repeated fields.
     pub(super) fields: Map<String, Value>,
     pub(super) tenant: String,

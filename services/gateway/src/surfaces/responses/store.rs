@@ -34,7 +34,7 @@ pub(super) struct StoredResponse {
 }
 
 /// The responses of all tenants.
-pub(crate) struct ResponseStore {
+pub struct ResponseStore {
     limits: StoreLimits,
     table: Mutex<Table>,
     metrics: Arc<GatewayMetrics>,
