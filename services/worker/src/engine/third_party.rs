@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
+use refrain_protocol::engine_order::{EngineAnswer, EngineCall, EngineOrder};
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
@@ -152,6 +152,11 @@ fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Di
     })
 }
 
+/// Whether a call may change the weights. SkyRL's names what it does in its body.
+fn changes_weights(call: &EngineCall) -> bool {
+    call.path.contains("weight") || call.path == "/collective_rpc"
+}
+
 /// The weights that an engine was told to load last.
 #[derive(Clone, Debug, Default)]
 struct LoadedWeights {
@@ -290,7 +295,7 @@ impl StreamingEngine for ThirdPartyEngine {
             } else {
                 Method::GET
             };
-            if call.is_post && call.path.contains("weight") {
+            if call.is_post && changes_weights(&call) {
                 self.loaded.lock().is_current = false;
             }
             let body = (!call.body.is_empty()).then_some(call.body);
