@@ -113,7 +113,19 @@ const OPERATIONS: &[Route] = &[
 ];
 
 /// The listener for trainers asks nobody for anything.
-const TRAINER_ROUTES: usize = 65;
+const TRAINER_ROUTES: usize = 84;
+
+/// Routes that the listener for trainers has as others do.
+const SHARED: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/models",
+    "/health",
+    "/metrics",
+    "/ping",
+];
 
 /// The routes of the listener for trainers, as its source has them.
 fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
@@ -124,8 +136,9 @@ fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
         .context("the table has another form")?;
     let quoted = |text: &str| -> Vec<String> {
         let words = text.split('"').skip(1).step_by(2);
-        let paths = words.filter(|word| word.starts_with('/'));
-        paths.map(|path| path.replace("{id:.*}", "w0")).collect()
+        let paths = words.filter(|word| word.starts_with('/') && !word.contains("{{"));
+        let named = |path: &str| path.replace("{id:.*}", "w0").replace("{id}", "w0");
+        paths.map(named).collect()
     };
     let mut routes: Vec<_> = quoted(passed_on)
         .into_iter()
@@ -133,11 +146,14 @@ fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
         .collect();
     for path in quoted(own) {
         let is_post = own.contains(&format!("post(\"{path}\""))
+            || own.contains(&format!("agent_route(\"{path}\""))
             || own.contains(&format!("post(\n            \"{path}\""));
         routes.push((if is_post { "POST" } else { "GET" }, path));
     }
     routes.push(("POST", "/workers".to_owned()));
     routes.push(("DELETE", "/workers/w0".to_owned()));
+    routes.push(("POST", "/sessions".to_owned()));
+    routes.push(("DELETE", "/sessions/w0".to_owned()));
     Ok(routes)
 }
 
@@ -391,13 +407,7 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
                 reply.text
             );
         }
-        let is_shared = [
-            "/v1/completions",
-            "/v1/chat/completions",
-            "/v1/models",
-            "/health",
-        ]
-        .contains(&path.as_str());
+        let is_shared = SHARED.contains(&path.as_str());
         for listener in [&public, &operations] {
             let reply = listener
                 .send(listener.request(method.parse()?, path).body("{"))
@@ -411,13 +421,7 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
     }
     let of_others = [OPERATIONS, PUBLIC].concat();
     for (method, path, guard) in of_others {
-        let is_shared = [
-            "/v1/completions",
-            "/v1/chat/completions",
-            "/v1/models",
-            "/health",
-        ]
-        .contains(&path);
+        let is_shared = SHARED.contains(&path);
         for credential in [RightKey, RightOperator, RightSecret] {
             let request = trainer.request(method.parse()?, path).body("{");
             let reply = trainer

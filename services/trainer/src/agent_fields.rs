@@ -26,6 +26,8 @@ pub(super) struct AgentFields {
     return_meta_info: Option<bool>,
     #[serde(default)]
     stream: Option<bool>,
+    #[serde(default)]
+    continue_final_message: Option<bool>,
     /// Names of the request, by which it can be aborted.
     #[serde(default)]
     rid: Option<Value>,
@@ -61,6 +63,10 @@ impl AgentFields {
         let names = named.each_ref().map(|(name, _)| *name);
         let set = named.map(|(name, value)| (name.to_owned(), std::mem::take(value)));
         check_supported("", &Map::from_iter(set), &names)?;
+        if fields.input_ids.is_some() && fields.continue_final_message == Some(true) {
+            let message = "input_ids: cannot be combined with continue_final_message: true; end the tokens where it goes on";
+            return Err(ApiError::invalid("input_ids", message));
+        }
         if fields.shows_facts() && fields.stream == Some(true) {
             let message = "return_meta_info: cannot be combined with stream: true";
             return Err(ApiError::invalid("return_meta_info", message));

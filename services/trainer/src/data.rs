@@ -95,6 +95,10 @@ impl DataSurface {
             }
             DataSurface::Agent(surface) => {
                 let mut fields = AgentFields::read(&body)?;
+                if fields.shows_facts() && surface != Surface::Chat {
+                    let message = "return_meta_info: only chats have it";
+                    return Err(ApiError::invalid("return_meta_info", message));
+                }
                 let given = fields.input_ids.take().map(GivenPrompt);
                 let reader = match &given {
                     Some(_) if reader.has_known_turns() => {
@@ -126,6 +130,19 @@ impl DataSurface {
                     "finish_reason": FinishReason::Abort,
                     "weight_versions": [],
                 }],
+            }),
+            DataSurface::Agent(Surface::Messages) => serde_json::json!({
+                "id": "",
+                "type": "message",
+                "role": "assistant",
+                "content": [],
+                "stop_reason": null,
+            }),
+            DataSurface::Agent(Surface::Responses) => serde_json::json!({
+                "id": "",
+                "object": "response",
+                "status": "incomplete",
+                "output": [],
             }),
             DataSurface::Agent(_) => serde_json::json!({
                 "id": "",
@@ -229,8 +246,9 @@ impl TrainerState {
         let (mut entered, slots) = entered.inspect_err(|error| self.refused(error))?;
         drop(room);
         if let Some(known) = known {
+            let session = known.entered().inspect_err(|error| self.refused(error))?;
             let request = entered.request().clone();
-            entered.observe(Box::new(Recorder::new(known, request)));
+            entered.observe(Box::new(Recorder::new(session, request)));
         }
         let writer = shape.writer(&mut entered, self.fleet.version())?;
         let writer = Box::new(TrackedWriter::new(writer, entry.clone(), slots));

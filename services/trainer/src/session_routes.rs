@@ -3,13 +3,13 @@
 use actix_web::http::header::{ACCEPT, CONTENT_TYPE};
 use actix_web::web::{self, Data};
 use actix_web::{HttpRequest, HttpResponse};
-use refrain_protocol::ApiError;
+use futures_util::stream;
 use refrain_service_kit::http::{HttpResult, RawBody};
 use serde_json::json;
 
 use super::pauses::read;
 use super::state::TrainerState;
-use super::trajectory_body::TrajectoryBody;
+use super::trajectory_body::{BodyForm, trajectory_parts};
 
 /// The content type of MessagePack, and its older name.
 const MSGPACK: [&str; 2] = ["application/msgpack", "application/x-msgpack"];
@@ -36,19 +36,17 @@ pub(super) async fn show(
     trainer: Data<TrainerState>,
     id: web::Path<String>,
 ) -> HttpResult<HttpResponse> {
-    let shown = trainer.sessions.show(&id, |turns| {
-        let trajectories = turns.trajectories();
-        let tokens = trajectories
-            .iter()
-            .map(|one| one.tokens() - one.shared_tokens);
-        json!({
-            "session_id": *id,
-            "turns": turns.len(),
-            "trajectories": trajectories.len(),
-            "tokens": tokens.sum::<usize>(),
-        })
-    })?;
-    Ok(HttpResponse::Ok().json(shown))
+    let turns = trainer.sessions.turns(&id)?;
+    let ends = turns.ends();
+    let tokens = ends
+        .iter()
+        .map(|end| turns.trajectory(*end).tokens() - end.1);
+    Ok(HttpResponse::Ok().json(json!({
+        "session_id": *id,
+        "turns": turns.len(),
+        "trajectories": ends.len(),
+        "tokens": tokens.sum::<usize>(),
+    })))
 }
 
 /// `GET /sessions/{id}/trajectories`: the tokens of a session, as JSON, or as MessagePack where that is accepted.
@@ -67,17 +65,16 @@ pub(super) async fn trajectories(
         .caller(&trainer.tenant)?
         .policy
         .hides_metrics;
-    let body = trainer.sessions.show(&id, |turns| {
-        let body = TrajectoryBody::new(&id, turns, hides_figures);
-        match wanted {
-            Some(_) => rmp_serde::to_vec_named(&body).map_err(ApiError::internal),
-            None => serde_json::to_vec(&body).map_err(ApiError::internal),
-        }
-    })??;
+    let turns = trainer.sessions.turns(&id)?;
+    let form = match wanted {
+        Some(_) => BodyForm::MessagePack,
+        None => BodyForm::Json,
+    };
+    let parts = trajectory_parts(id.into_inner(), turns, form, hides_figures);
     let kind = wanted.unwrap_or("application/json");
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, kind))
-        .body(body))
+        .streaming(stream::iter(parts)))
 }
 
 /// `DELETE /sessions/{id}`: erases a session.

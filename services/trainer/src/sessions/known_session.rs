@@ -9,7 +9,7 @@ use refrain_tokenization::{SampledAnswer, TokenizationError};
 
 use super::digests;
 use super::session::{Place, Session};
-use super::table::{SessionTable, is_id};
+use super::table::SessionTable;
 
 /// A session as the reader of a request knows it. A request may be read several times, and the last time counts.
 #[derive(Clone)]
@@ -27,7 +27,8 @@ impl KnownSession {
     /// # Errors
     /// The id is none, or there is no room for another session or turn.
     pub(crate) fn of_path(table: &Arc<SessionTable>, id: &str) -> Result<Self, ApiError> {
-        let session = table.find(id)?;
+        let session = table.find(id);
+        table.check(id, session.as_deref())?;
         Ok(KnownSession::new(table, id, session))
     }
 
@@ -37,11 +38,11 @@ impl KnownSession {
     /// # Errors
     /// There is no room for another turn.
     pub(crate) fn of_head(table: &Arc<SessionTable>, name: &str) -> Result<Option<Self>, ApiError> {
-        if !is_id(name) {
+        let Some(session) = table.find(name) else {
             return Ok(None);
-        }
-        let session = table.find(name)?;
-        Ok(session.map(|session| KnownSession::new(table, name, Some(session))))
+        };
+        table.check(name, Some(&session))?;
+        Ok(Some(KnownSession::new(table, name, Some(session))))
     }
 
     fn new(table: &Arc<SessionTable>, id: &str, session: Option<Arc<Session>>) -> Self {
@@ -58,21 +59,25 @@ impl KnownSession {
         &self.id
     }
 
-    /// The session, which is made for its first turn.
+    /// The session of a request that was let in. It is made for its first turn.
     ///
     /// # Errors
     /// As [`SessionTable::enter`].
-    pub(super) fn session(&self) -> Result<Arc<Session>, ApiError> {
-        match &self.session {
-            Some(session) => Ok(session.clone()),
-            None => self.table.enter(&self.id),
-        }
+    pub(crate) fn entered(self) -> Result<EnteredSession, ApiError> {
+        let session = match self.session {
+            Some(session) => session,
+            None => self.table.enter(&self.id)?,
+        };
+        let place = *self.place.lock();
+        Ok(EnteredSession { session, place })
     }
+}
 
-    /// The place of the request that was read.
-    pub(super) fn place(&self) -> Place {
-        *self.place.lock()
-    }
+/// The session of a request that is carried out.
+pub(crate) struct EnteredSession {
+    pub(super) session: Arc<Session>,
+    /// The place of the request in it.
+    pub(super) place: Place,
 }
 
 impl KnownTurns for KnownSession {

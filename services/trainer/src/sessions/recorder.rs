@@ -10,13 +10,13 @@ use refrain_protocol::openai::FinishReason;
 use refrain_service_kit::clock;
 
 use super::digests::{self, AnswerWords};
-use super::known_session::KnownSession;
+use super::known_session::EnteredSession;
 use super::session::Place;
 use super::turns::Turn;
 
 /// The observer of a request that is a turn of a session.
 pub(crate) struct Recorder {
-    known: KnownSession,
+    entered: EnteredSession,
     request: Arc<GenerateRequest>,
     choices: Vec<Recorded>,
 }
@@ -27,16 +27,16 @@ struct Recorded {
     events: Vec<Event>,
     tokens: Vec<OutputToken>,
     finish: Option<FinishReason>,
-    figures: ChoiceFigures,
+    figures: Option<ChoiceFigures>,
 }
 
 impl Recorder {
     /// The recorder of a request.
-    pub(crate) fn new(known: KnownSession, request: Arc<GenerateRequest>) -> Self {
+    pub(crate) fn new(entered: EnteredSession, request: Arc<GenerateRequest>) -> Self {
         let mut choices = Vec::new();
         choices.resize_with(request.choice_count(), Recorded::default);
         Recorder {
-            known,
+            entered,
             request,
             choices,
         }
@@ -49,14 +49,14 @@ impl Recorder {
         if choices.is_empty() {
             return Ok(());
         }
-        let place = self.known.place();
+        let place = self.entered.place;
         // All choices of a chat have one prompt.
         let prompt = self.request.prompt_tokens(0).unwrap_or_default();
         let turns = |parent, known: usize| {
             let turn = |recorded: &Recorded| recorded.turn(place, parent, &prompt[known..]);
             choices.iter().map(turn).collect()
         };
-        self.known.session()?.add(place, prompt, turns)
+        self.entered.session.add(place, prompt, turns)
     }
 }
 
@@ -82,7 +82,7 @@ impl Recorded {
                 .collect(),
             versions,
             finish: self.finish.map_or("", FinishReason::as_str).to_owned(),
-            figures: self.figures.into(),
+            figures: self.figures.unwrap_or_default().into(),
             digest: place
                 .digest
                 .map(|digest| digests::with_answer(digest, &words)),
@@ -101,9 +101,15 @@ impl EventObserver for Recorder {
                     }
                     choice.tokens.extend(progress.tokens.iter().cloned());
                     choice.finish = progress.finish.or(choice.finish);
-                    choice.figures = progress.figures.unwrap_or(choice.figures);
+                    choice.figures = progress.figures.or(choice.figures);
                 }
-                Ok(())
+                // An agent may take the end of the last choice for the end of the answer.
+                let is_over =
+                    |choice: &Recorded| choice.finish.is_some() && choice.figures.is_some();
+                match self.choices.iter().all(is_over) {
+                    true => self.record(),
+                    false => Ok(()),
+                }
             }
             RelayEvent::Done(_) => self.record(),
             RelayEvent::Failed(_) => Ok(()),

@@ -1,6 +1,7 @@
 //! A session: its turns in memory, and their file.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
@@ -17,15 +18,16 @@ pub(super) const RETRY_AFTER_MS: u64 = 5_000;
 /// A session.
 pub(super) struct Session {
     state: Mutex<State>,
+    /// Unix time of its last use, seconds.
+    used_s: AtomicU64,
     families: Arc<TrainerFamilies>,
 }
 
 struct State {
     turns: Turns,
-    /// `None` where sessions are kept in memory only, and after the end of the session.
+    /// `None` where sessions are kept in memory only.
     file: Option<SessionFile>,
     bytes: u64,
-    used_s: u64,
     has_ended: bool,
 }
 
@@ -57,11 +59,11 @@ impl Session {
         families: Arc<TrainerFamilies>,
     ) -> Self {
         families.sessions.inc();
+        let used_s = turns.last().map_or_else(clock::unix_s, |turn| turn.ended_s);
         let mut state = State {
             turns: Turns::default(),
             file,
             bytes: 0,
-            used_s: turns.last().map_or_else(clock::unix_s, |turn| turn.ended_s),
             has_ended: false,
         };
         for turn in turns {
@@ -69,23 +71,24 @@ impl Session {
         }
         Session {
             state: Mutex::new(state),
+            used_s: used_s.into(),
             families,
         }
     }
 
     /// Unix time of its last use, seconds.
     pub(super) fn used_s(&self) -> u64 {
-        self.state.lock().used_s
+        self.used_s.load(Ordering::Relaxed)
     }
 
     /// Notes that somebody uses it.
     pub(super) fn used(&self) {
-        self.state.lock().used_s = clock::unix_s();
+        self.used_s.store(clock::unix_s(), Ordering::Relaxed);
     }
 
-    /// Shows its turns.
-    pub(super) fn show<T>(&self, show: impl FnOnce(&Turns) -> T) -> T {
-        show(&self.state.lock().turns)
+    /// Its turns so far, which are shared and not copied.
+    pub(super) fn turns_now(&self) -> Turns {
+        self.state.lock().turns.clone()
     }
 
     /// Number of turns.
@@ -125,7 +128,7 @@ impl Session {
             .map(|parent| (parent, state.turns.tokens(parent)));
         // A prompt that was cut to its last tokens begins with no other.
         let known = known.filter(|(_, tokens)| prompt.starts_with(tokens));
-        let kind = match (&known, place.is_anew) {
+        let kind = match (&known, place.is_anew || place.parent.is_some()) {
             (Some(_), _) => "continued",
             (None, false) => "first",
             (None, true) => "rendered_anew",
@@ -134,10 +137,10 @@ impl Session {
             Some((parent, tokens)) => turns(Some(parent), tokens.len()),
             None => turns(None, 0),
         };
-        if let Some(file) = &mut state.file {
+        if let Some(file) = &state.file {
             file.append(&turns).map_err(|error| unwritten(&error))?;
         }
-        state.used_s = clock::unix_s();
+        self.used();
         for turn in turns {
             state.push(turn, &self.families);
             self.families.session_turns.with_label_values(&[kind]).inc();
@@ -151,15 +154,14 @@ impl Session {
     /// The disk refuses.
     pub(super) fn end(&self, reason: &str) -> Result<(), ApiError> {
         let mut state = self.state.lock();
-        state.has_ended = true;
-        self.families
-            .sessions_ended
-            .with_label_values(&[reason])
-            .inc();
-        match state.file.take().map(SessionFile::remove) {
-            Some(Err(error)) => Err(unwritten(&error)),
-            _ => Ok(()),
+        if !std::mem::replace(&mut state.has_ended, true) {
+            self.families
+                .sessions_ended
+                .with_label_values(&[reason])
+                .inc();
         }
+        let removed = state.file.as_ref().map_or(Ok(()), SessionFile::remove);
+        removed.map_err(|error| unwritten(&error))
     }
 }
 

@@ -3,9 +3,9 @@
 //! Written turns survive the end of the process at any moment. A loss of power may take the last seconds, since
 //! waiting for the disk would hold up every turn.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use refrain_rpc::{append_record, read_records};
@@ -17,51 +17,71 @@ const MAGIC: [u8; 8] = *b"RfTurns1";
 /// The end of the names of these files.
 const SUFFIX: &str = ".turns";
 
-/// The open file of a session.
+/// The file of a session. It is open only while a turn is written, since there may be more sessions than a process
+/// may have files.
 pub(super) struct SessionFile {
     path: PathBuf,
-    file: File,
 }
 
 impl SessionFile {
-    /// Begins the file of a session, whose id is fit for the name of a file.
-    ///
-    /// # Errors
-    /// The disk refuses.
-    pub(super) fn create(folder: &Path, id: &str) -> io::Result<Self> {
-        let path = folder.join(format!("{id}{SUFFIX}"));
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .create_new(true)
-            .append(true)
-            .mode(0o600)
-            .open(&path)?;
-        file.write_all(&MAGIC)?;
-        Ok(SessionFile { path, file })
+    /// The file of a session, whose id is fit for the name of a file. Its first turn makes it.
+    pub(super) fn new(folder: &Path, id: &str) -> Self {
+        SessionFile {
+            path: folder.join(format!("{id}{SUFFIX}")),
+        }
     }
 
     /// Adds turns, all or none.
     ///
     /// # Errors
-    /// The disk refuses. The file ends where it did before.
-    pub(super) fn append(&mut self, turns: &[Turn]) -> io::Result<()> {
+    /// The disk refuses. The file has what it had before.
+    pub(super) fn append(&self, turns: &[Turn]) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.path)?;
+        let before = file.metadata()?.len();
         let mut bytes = Vec::new();
+        if before < MAGIC.len() as u64 {
+            // An earlier first write was torn.
+            file.set_len(0)?;
+            bytes.extend(MAGIC);
+        }
         for turn in turns {
             append_record(turn, &mut bytes).map_err(io::Error::other)?;
         }
-        let before = self.file.metadata()?.len();
-        self.file.write_all(&bytes).inspect_err(|_| {
+        file.write_all(&bytes).inspect_err(|_| {
             // A part of a turn would hide those after it.
-            let _ = self.file.set_len(before);
+            let _ = file.set_len(before);
         })
     }
 
-    /// Removes the file.
+    /// Removes the file, if there is one.
     ///
     /// # Errors
     /// The disk refuses.
-    pub(super) fn remove(self) -> io::Result<()> {
-        std::fs::remove_file(&self.path)
+    pub(super) fn remove(&self) -> io::Result<()> {
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+}
+
+/// Makes the folder of sessions, and keeps other processes out of it until the file that is returned is closed.
+///
+/// # Errors
+/// The disk refuses, or another process uses the folder.
+pub(super) fn lock_folder(folder: &Path) -> io::Result<File> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(folder)?;
+    let lock = File::create(folder.join("lock"))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(io::Error::other("another process uses this folder")),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
@@ -72,12 +92,11 @@ pub(super) struct FoundSession {
     pub(super) file: SessionFile,
 }
 
-/// Reads all sessions of a folder, which is made if it is missing.
+/// Reads all sessions of a folder.
 ///
 /// # Errors
 /// The disk refuses.
 pub(super) fn read_folder(folder: &Path) -> io::Result<Vec<FoundSession>> {
-    std::fs::create_dir_all(folder)?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -86,10 +105,10 @@ pub(super) fn read_folder(folder: &Path) -> io::Result<Vec<FoundSession>> {
             continue;
         };
         match read(&path)? {
-            Some((turns, file)) => found.push(FoundSession {
+            Some(turns) => found.push(FoundSession {
                 id: id.to_owned(),
                 turns,
-                file: SessionFile { path, file },
+                file: SessionFile { path },
             }),
             None => {
                 tracing::warn!(file = %path.display(), "this is no file of a session; it is left alone");
@@ -100,18 +119,19 @@ pub(super) fn read_folder(folder: &Path) -> io::Result<Vec<FoundSession>> {
 }
 
 /// The turns of a file, which is cut behind the last whole one. `None`: it is of another kind.
-fn read(path: &Path) -> io::Result<Option<(Vec<Turn>, File)>> {
+fn read(path: &Path) -> io::Result<Option<Vec<Turn>>> {
     let bytes = std::fs::read(path)?;
     let Some(records) = bytes.strip_prefix(&MAGIC) else {
-        return Ok(None);
+        let is_torn = MAGIC.starts_with(&bytes);
+        return Ok(is_torn.then(Vec::new));
     };
     let (turns, torn) = read_records(records);
-    let file = OpenOptions::new().append(true).open(path)?;
     if torn > 0 {
-        tracing::warn!(file = %path.display(), bytes = torn, "the last turn of a session was torn, and is cut off");
+        tracing::warn!(file = %path.display(), bytes = torn, "the end of a session's file was torn, and is cut off");
+        let file = OpenOptions::new().append(true).open(path)?;
         file.set_len((bytes.len() - torn) as u64)?;
     }
-    Ok(Some((turns, file)))
+    Ok(Some(turns))
 }
 
 #[cfg(test)]
@@ -131,45 +151,49 @@ mod tests {
     #[test]
     fn whole_turns_are_found_again_wherever_the_file_ends() {
         let folder = tempfile::tempdir().unwrap();
-        let mut file = SessionFile::create(folder.path(), "s").unwrap();
-        let mut lengths = vec![file.file.metadata().unwrap().len()];
+        let file = SessionFile::new(folder.path(), "s");
+        let path = folder.path().join("s.turns");
+        let mut lengths = vec![MAGIC.len()];
         for token in 0..3 {
             file.append(&[turn(token)]).unwrap();
-            lengths.push(file.file.metadata().unwrap().len());
+            lengths.push(std::fs::read(&path).unwrap().len());
         }
-        let path = folder.path().join("s.turns");
         let whole = std::fs::read(&path).unwrap();
-        for end in (MAGIC.len()..=whole.len()).rev() {
+        for end in (0..=whole.len()).rev() {
             std::fs::write(&path, &whole[..end]).unwrap();
-            let [mut found] = read_folder(folder.path()).unwrap().try_into().ok().unwrap();
+            let [found] = read_folder(folder.path()).unwrap().try_into().ok().unwrap();
             let count = lengths
                 .iter()
-                .filter(|length| **length <= end as u64)
-                .count()
-                - 1;
+                .skip(1)
+                .filter(|length| **length <= end)
+                .count();
             let expected: Vec<Turn> = (0..count as u32).map(turn).collect();
             assert_eq!(found.turns, expected, "at {end}");
             // The next one is readable.
             found.file.append(&[turn(9)]).unwrap();
             let [found] = read_folder(folder.path()).unwrap().try_into().ok().unwrap();
             assert_eq!(found.turns.last(), Some(&turn(9)), "at {end}");
+            assert_eq!(found.turns.len(), count + 1, "at {end}");
         }
     }
 
     #[test]
-    fn other_files_are_left_alone() {
+    fn other_files_are_left_alone_and_other_processes_kept_out() {
         let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("new");
+        let lock = lock_folder(&folder).unwrap();
         for name in ["note.txt", "x.turns"] {
-            std::fs::write(folder.path().join(name), "mine").unwrap();
+            std::fs::write(folder.join(name), "mine").unwrap();
         }
-        assert!(read_folder(folder.path()).unwrap().is_empty());
-        assert_eq!(
-            std::fs::read(folder.path().join("x.turns")).unwrap(),
-            b"mine"
-        );
-        let file = SessionFile::create(folder.path(), "s").unwrap();
-        assert!(SessionFile::create(folder.path(), "s").is_err());
+        assert!(read_folder(&folder).unwrap().is_empty());
+        assert_eq!(std::fs::read(folder.join("x.turns")).unwrap(), b"mine");
+        assert!(lock_folder(&folder).is_err());
+        drop(lock);
+        assert!(lock_folder(&folder).is_ok());
+        let file = SessionFile::new(&folder, "s");
+        file.append(&[turn(1)]).unwrap();
         file.remove().unwrap();
-        assert!(read_folder(folder.path()).unwrap().is_empty());
+        file.remove().unwrap();
+        assert!(read_folder(&folder).unwrap().is_empty());
     }
 }

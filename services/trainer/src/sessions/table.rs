@@ -1,6 +1,7 @@
 //! All sessions, with their limits.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,8 +12,8 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, TenantName};
 use refrain_service_kit::{clock, random};
 
-use super::session::{RETRY_AFTER_MS, Session, unwritten};
-use super::session_file::{SessionFile, read_folder};
+use super::session::{RETRY_AFTER_MS, Session};
+use super::session_file::{SessionFile, lock_folder, read_folder};
 use super::turns::Turns;
 use crate::metrics::TrainerFamilies;
 
@@ -27,6 +28,8 @@ pub(crate) struct SessionTable {
     config: SessionsConfig,
     tenant: TenantName,
     accounts: Arc<AccountMetrics>,
+    /// Keeps other processes out of the folder.
+    _lock: Option<File>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     families: Arc<TrainerFamilies>,
 }
@@ -43,10 +46,12 @@ impl SessionTable {
         families: Arc<TrainerFamilies>,
     ) -> anyhow::Result<Self> {
         let mut sessions = HashMap::new();
+        let mut lock = None;
         if let Some(folder) = &config.folder {
+            let place = || format!("the sessions in {}", folder.display());
+            lock = Some(lock_folder(folder).with_context(place)?);
             let found = read_folder(folder);
-            let found = found.with_context(|| format!("the sessions in {}", folder.display()))?;
-            for one in found {
+            for one in found.with_context(place)? {
                 let session = Session::new(one.turns, Some(one.file), families.clone());
                 sessions.insert(one.id, Arc::new(session));
             }
@@ -55,6 +60,7 @@ impl SessionTable {
             config,
             tenant,
             accounts,
+            _lock: lock,
             sessions: Mutex::new(sessions),
             families,
         })
@@ -74,21 +80,14 @@ impl SessionTable {
     }
 
     /// The session with this id, if there is one.
-    ///
-    /// # Errors
-    /// The id is none, or there is no room for another session or turn.
-    pub(super) fn find(&self, id: &str) -> Result<Option<Arc<Session>>, ApiError> {
-        check_id(id)?;
-        let sessions = self.sessions.lock();
-        let session = sessions.get(id).cloned();
-        self.check_room(session.as_deref(), sessions.len())?;
-        Ok(session)
+    pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
+        self.sessions.lock().get(id).cloned()
     }
 
     /// The session with this id, which is made if there is none.
     ///
     /// # Errors
-    /// The id is none, there is no room for another session or turn, or the disk refuses.
+    /// The id is none, or there is no room for another session.
     pub(super) fn enter(&self, id: &str) -> Result<Arc<Session>, ApiError> {
         check_id(id)?;
         let mut sessions = self.sessions.lock();
@@ -97,11 +96,20 @@ impl SessionTable {
         }
         self.check_room(None, sessions.len())?;
         let folder = self.config.folder.as_ref();
-        let file = folder.map(|folder| SessionFile::create(folder, id));
-        let file = file.transpose().map_err(|error| unwritten(&error))?;
+        let file = folder.map(|folder| SessionFile::new(folder, id));
         let session = Arc::new(Session::new(Vec::new(), file, self.families.clone()));
         sessions.insert(id.to_owned(), session.clone());
         Ok(session)
+    }
+
+    /// Checks that there may be another turn, of this session or of a new one with this id.
+    ///
+    /// # Errors
+    /// The id is none, or there is no room.
+    pub(super) fn check(&self, id: &str, session: Option<&Session>) -> Result<(), ApiError> {
+        check_id(id)?;
+        let sessions = self.sessions.lock().len();
+        self.check_room(session, sessions)
     }
 
     /// Checks the limits for another turn, of this session or of a new one.
@@ -129,26 +137,28 @@ impl SessionTable {
             .with_retry_after_ms(RETRY_AFTER_MS)
     }
 
-    /// Shows a session.
+    /// The turns of a session.
     ///
     /// # Errors
     /// `NotFound` if there is none with this id.
-    pub(crate) fn show<T>(&self, id: &str, show: impl FnOnce(&Turns) -> T) -> Result<T, ApiError> {
-        let session = self.sessions.lock().get(id).cloned();
-        let session = session.ok_or_else(|| unknown(id))?;
+    pub(crate) fn turns(&self, id: &str) -> Result<Turns, ApiError> {
+        let session = self.find(id).ok_or_else(|| unknown(id))?;
         session.used();
-        Ok(session.show(show))
+        Ok(session.turns_now())
     }
 
-    /// The ids of all sessions in order, each with its turns.
+    /// The ids of all sessions in order, each with its number of turns.
     pub(crate) fn list(&self) -> Vec<(String, usize)> {
         let sessions = self.sessions.lock();
-        let mut list: Vec<_> = sessions
+        let shared = sessions
             .iter()
-            .map(|(id, session)| (id.clone(), session.turns()))
-            .collect();
-        list.sort();
-        list
+            .map(|(id, session)| (id.clone(), session.clone()));
+        let mut list: Vec<_> = shared.collect();
+        // A session may be busy with the disk.
+        drop(sessions);
+        list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let count = |(id, session): (String, Arc<Session>)| (id, session.turns());
+        list.into_iter().map(count).collect()
     }
 
     /// Ends a session. A turn that is under way is answered, and not recorded.
@@ -156,16 +166,19 @@ impl SessionTable {
     /// # Errors
     /// `NotFound` if there is none with this id, or the disk refuses.
     pub(crate) fn erase(&self, id: &str) -> Result<(), ApiError> {
-        let session = self.sessions.lock().remove(id);
-        session.ok_or_else(|| unknown(id))?.end("erased")
+        let session = self.find(id).ok_or_else(|| unknown(id))?;
+        session.end("erased")?;
+        self.sessions.lock().remove(id);
+        Ok(())
     }
 
     /// Ends the sessions that nobody has used for too long.
     pub(crate) fn expire(&self) {
         let now_s = clock::unix_s();
-        let is_over = |session: &Session| {
+        let is_over = |session: &Arc<Session>| {
             let unused_s = now_s.saturating_sub(session.used_s());
-            unused_s * 1_000 > self.config.keep_ms
+            // A turn under way holds its session.
+            Arc::strong_count(session) == 1 && unused_s * 1_000 > self.config.keep_ms
         };
         let over: Vec<_> = {
             let mut sessions = self.sessions.lock();
@@ -193,7 +206,7 @@ fn check_id(id: &str) -> Result<(), ApiError> {
 }
 
 /// Whether this may be the id of a session.
-pub(crate) fn is_id(id: &str) -> bool {
+fn is_id(id: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     id.len() <= ID_BYTES_MAX
         && id.bytes().all(fits)

@@ -4,6 +4,7 @@
 //! Each way from a first turn to a last one is a trajectory: what the engine has seen, token by token.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use refrain_gateway::ChoiceFigures;
 use refrain_protocol::TokenId;
@@ -56,7 +57,7 @@ impl From<ChoiceFigures> for TurnFigures {
 /// The turns of a session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Turns {
-    turns: Vec<Turn>,
+    turns: Vec<Arc<Turn>>,
     /// The last turn with each digest.
     by_digest: HashMap<Digest, u32>,
 }
@@ -105,7 +106,7 @@ impl Turns {
         if let Some(digest) = turn.digest {
             self.by_digest.insert(digest, number);
         }
-        self.turns.push(turn);
+        self.turns.push(Arc::new(turn));
         number
     }
 
@@ -114,7 +115,7 @@ impl Turns {
     }
 
     pub(crate) fn get(&self, number: u32) -> Option<&Turn> {
-        self.turns.get(number as usize)
+        self.turns.get(number as usize).map(|turn| &**turn)
     }
 
     /// The turn that a chat goes on from, and how many of its messages that turn has. `digests` are those of its
@@ -144,31 +145,41 @@ impl Turns {
             .collect()
     }
 
-    /// The trajectories, in the order of their last turns.
-    pub(crate) fn trajectories(&self) -> Vec<Trajectory<'_>> {
+    /// The ends of the trajectories in order: the last turn of each, and how many tokens at its beginning an earlier
+    /// trajectory has as well. Only whole turns count.
+    pub(crate) fn ends(&self) -> Vec<(u32, usize)> {
         let mut has_children = vec![false; self.turns.len()];
         for parent in self.turns.iter().filter_map(|turn| turn.parent) {
             has_children[parent as usize] = true;
         }
         let mut is_listed = vec![false; self.turns.len()];
-        let ends = (0..).zip(&has_children).filter(|(_, has)| !**has);
-        let trajectory = |(end, _): (u32, _)| {
+        let ends = (0u32..).zip(&has_children).filter(|(_, has)| !**has);
+        let shared = |(end, _): (u32, _)| {
             let (mut at, mut shared_tokens) = (0, 0);
-            let mut turns = Vec::new();
             for number in self.way(end) {
-                let turn = &self.turns[number as usize];
-                turns.push((at, turn));
-                at += turn.len();
+                at += self.turns[number as usize].len();
                 if std::mem::replace(&mut is_listed[number as usize], true) {
                     shared_tokens = at;
                 }
             }
-            Trajectory {
-                turns,
-                shared_tokens,
-            }
+            (end, shared_tokens)
         };
-        ends.map(trajectory).collect()
+        ends.map(shared).collect()
+    }
+
+    /// The trajectory that ends so.
+    pub(crate) fn trajectory(&self, (end, shared_tokens): (u32, usize)) -> Trajectory<'_> {
+        let mut at = 0;
+        let turns = self.way(end).into_iter().map(|number| {
+            let turn = &*self.turns[number as usize];
+            let start = at;
+            at += turn.len();
+            (start, turn)
+        });
+        Trajectory {
+            turns: turns.collect(),
+            shared_tokens,
+        }
     }
 }
 
@@ -202,9 +213,9 @@ mod tests {
         let third = turns.add(turn(Some(second), &[9], &[10], 13));
         let apart = turns.add(turn(None, &[20], &[21], 14));
         assert_eq!(turns.tokens(third), [1, 2, 3, 4, 5, 6, 9, 10]);
-        let all = turns.trajectories();
+        let all = turns.ends().into_iter();
         let shown: Vec<_> = all
-            .iter()
+            .map(|end| turns.trajectory(end))
             .map(|one| {
                 let places: Vec<_> = one.turns.iter().map(|(at, _)| *at).collect();
                 (places, one.tokens(), one.shared_tokens)

@@ -154,7 +154,7 @@ fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Di
 
 /// Whether a call may change the weights. SkyRL's names what it does in its body.
 fn changes_weights(call: &EngineCall) -> bool {
-    call.path.contains("weight") || call.path == "/collective_rpc"
+    call.path.contains("weight") || call.path.starts_with("/collective_rpc")
 }
 
 /// The weights that an engine was told to load last.
