@@ -20,7 +20,7 @@ pub(crate) struct NodeFeatures {
     pub(crate) depth: u32,
     /// How often it was seen there; 0 if nothing was counted.
     pub(crate) count: u32,
-    /// C(N), its share of all continuations that were seen there.
+    /// C(N), its share of all continuations that were seen there. It is the estimate until something was observed.
     pub(crate) share: f32,
     /// The matches for and against it; `None` if it was drafted under one.
     pub(crate) witnesses: Option<Witnesses>,

@@ -1,17 +1,10 @@
 //! Stage one: a logistic regression over the features of a draft node, learnt online.
 //!
 //! ```text
-//! logit p = (1 + slope) * logit escaped + sum of the weights of the node's features
-//! escaped = count / (total + escape)
+//! logit p = (1 + slope) * logit share + sum of the weights of the node's features
 //! ```
 //!
-//! The weights begin at 0, so an unobserved node is worth its *escaped* share: its count among all that was seen
-//! after the match, and what was not seen yet. That is the escape of PPM (Cleary and Witten, IEEE Transactions on
-//! Communications 32, 1984), whose count shrinks with the length of the match: one copy after a long match is nearly
-//! certain, and after one token it is right in two of three cases. Before anything was learnt, the log loss of nodes
-//! is 0.72 of that of plain shares, on recordings other than those that gave the counts.
-//!
-//! Each judged node moves the weights of its
+//! The weights begin at 0, so an unobserved node is worth its share. Each judged node moves the weights of its
 //! features against the error, by steps that shrink as a weight has moved more (AdaGrad, Duchi et al., JMLR 2011).
 //! Several features learn from each node, so it needs few observations, and what is known of one kind of nodes helps
 //! with the others.
@@ -33,9 +26,6 @@ const STEP: f32 = 0.3;
 const MOVED_MAX: f32 = 4095.0;
 /// Shares are taken as at least this, and as at most 1 less this. A share of 1 may be that of a single copy.
 const SHARE_MIN: f32 = 0.004;
-
-/// Continuations that were not seen yet, as a count beside those that were, by the bits of the match's length.
-const ESCAPES: [f32; LENGTHS] = [0.7, 0.7, 0.4, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01];
 
 /// The logit of 1 - SHARE_MIN.
 const LOGIT_MAX: f32 = 5.517_453;
@@ -109,15 +99,11 @@ impl Model {
     ) -> UnderMatch<'_> {
         let any = NodeFeatures::under_match(source, scope, match_len);
         let known = Features::of(&any).filter(|_| !self.weights.is_empty());
-        let unlearnt = UnderMatch {
-            escape: escape(source, match_len),
-            ..UnderMatch::default()
-        };
         let Some((features, kind)) = known.zip(kind(source, scope)) else {
-            return unlearnt;
+            return UnderMatch::default();
         };
         let [_, _, fixed @ ..] = features.all() else {
-            return unlearnt;
+            return UnderMatch::default();
         };
         let shapes = SHAPES_FROM + kind * SHARES * DEPTHS;
         UnderMatch {
@@ -126,13 +112,12 @@ impl Model {
             length: bits(match_len, LENGTHS),
             slope: self.weights[features.slope].weight,
             fixed: fixed.iter().map(|at| self.weights[*at].weight).sum(),
-            ..unlearnt
         }
     }
 
     /// The probability that the node is accepted if its parent was.
     pub(super) fn probability(&self, node: &NodeFeatures) -> f32 {
-        let logit = node_logit(node);
+        let logit = logit(node.share);
         if self.weights.is_empty() {
             return logistic(logit);
         }
@@ -159,7 +144,7 @@ impl Model {
             return false;
         };
         self.allocate();
-        let logit = node_logit(node);
+        let logit = logit(node.share);
         let accepted = f32::from(u8::from(accepted));
         // The weights without a token learn as if there were no others, since they are used without them as well.
         let (plain, tokens) = features.all().split_at(PLAIN_FEATURES);
@@ -181,7 +166,6 @@ impl Model {
 /// The weights of the nodes under one match. A proposal asks for some hundred of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct UnderMatch<'a> {
-    escape: f32,
     /// By share and depth; empty until something was observed.
     shapes: &'a [Weight],
     /// By depth, length and count.
@@ -196,8 +180,7 @@ impl UnderMatch<'_> {
     /// The probability that a node is accepted if its parent was. It was seen `count` times at `depth`, which is a
     /// `share` of all that was seen there.
     pub(crate) fn probability(&self, depth: u32, count: u32, share: f32) -> f32 {
-        let escaped = escaped_share(share, count, self.escape);
-        let logit = (1.0 + self.slope) * logit(escaped) + self.fixed;
+        let logit = (1.0 + self.slope) * logit(share) + self.fixed;
         if self.shapes.is_empty() {
             return logistic(logit);
         }
@@ -298,28 +281,8 @@ fn bits(number: u32, buckets: usize) -> usize {
     ((u32::BITS - number.leading_zeros()) as usize).min(buckets - 1)
 }
 
-/// The count of what was not seen yet after a match. Nothing was counted for other sources.
-fn escape(source: Source, match_len: u32) -> f32 {
-    match source {
-        Source::Suffix => ESCAPES[bits(match_len, LENGTHS)],
-        _ => 0.0,
-    }
-}
-
-/// The share of a node that was seen `count` times, among all that was seen and what was not seen yet.
-fn escaped_share(share: f32, count: u32, escape: f32) -> f32 {
-    match count {
-        0 => share,
-        count => share / (1.0 + escape * share / count as f32),
-    }
-}
-
-fn node_logit(node: &NodeFeatures) -> f32 {
-    let escape = escape(node.source, node.match_len);
-    logit(escaped_share(node.share, node.count, escape))
-}
-
 fn logit(share: f32) -> f32 {
+    // Most nodes are all that was seen after their parent.
     if share > 1.0 - SHARE_MIN {
         return LOGIT_MAX;
     }
