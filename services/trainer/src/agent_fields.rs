@@ -13,6 +13,7 @@ use refrain_tokenization::TokenizationError;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::body::{OneOrMore, checked_names};
 use super::sglang::SglangShape;
 use super::sglang_writer::SglangWriter;
 
@@ -30,7 +31,9 @@ pub(super) struct AgentFields {
     continue_final_message: Option<bool>,
     /// Names of the request, by which it can be aborted.
     #[serde(default)]
-    rid: Option<Value>,
+    rid: Option<OneOrMore<String>>,
+    #[serde(skip)]
+    names: Vec<String>,
     #[serde(default)]
     return_routed_experts: Value,
     #[serde(default)]
@@ -50,6 +53,7 @@ impl AgentFields {
     /// One of them is not what it should be, or cannot be carried out.
     pub(super) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields: AgentFields = refrain_gateway::read(body)?;
+        fields.names = checked_names("rid", fields.rid.take())?;
         let named = [
             ("return_routed_experts", &mut fields.return_routed_experts),
             ("return_indexer_topk", &mut fields.return_indexer_topk),
@@ -82,21 +86,14 @@ impl AgentFields {
     /// The shape of the facts.
     pub(super) fn shape(&self) -> SglangShape {
         SglangShape {
-            names: self.names(),
+            names: self.names.clone(),
             ..SglangShape::default()
         }
     }
 
     /// The names of the request.
-    pub(super) fn names(&self) -> Vec<String> {
-        match &self.rid {
-            Some(Value::String(name)) => vec![name.clone()],
-            Some(Value::Array(names)) => {
-                let names = names.iter().filter_map(Value::as_str);
-                names.map(str::to_owned).collect()
-            }
-            _ => Vec::new(),
-        }
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
     }
 }
 

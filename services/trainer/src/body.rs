@@ -137,18 +137,29 @@ impl TrainerBody {
     /// They are no texts, too many, or too long.
     pub(super) fn take_names(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let shape = "a text, or a list of texts";
-        let names = match self.take::<OneOrMore<String>>(name, shape)? {
-            None => Vec::new(),
-            Some(OneOrMore::One(one)) => vec![one],
-            Some(OneOrMore::More(all)) => all,
-        };
-        if names.len() > NAMES_MAX || names.iter().any(|one| one.len() > NAME_BYTES_MAX) {
-            let message =
-                format!("{name}: at most {NAMES_MAX} names of at most {NAME_BYTES_MAX} bytes");
-            return Err(ApiError::invalid(name, message));
-        }
-        Ok(names)
+        checked_names(name, self.take(name, shape)?)
     }
+}
+
+/// The names of a request, which stand in the field `field`.
+///
+/// # Errors
+/// They are too many, or too long.
+pub(super) fn checked_names(
+    field: &str,
+    names: Option<OneOrMore<String>>,
+) -> Result<Vec<String>, ApiError> {
+    let names = match names {
+        None => Vec::new(),
+        Some(OneOrMore::One(one)) => vec![one],
+        Some(OneOrMore::More(all)) => all,
+    };
+    if names.len() > NAMES_MAX || names.iter().any(|one| one.len() > NAME_BYTES_MAX) {
+        let message =
+            format!("{field}: at most {NAMES_MAX} names of at most {NAME_BYTES_MAX} bytes");
+        return Err(ApiError::invalid(field, message));
+    }
+    Ok(names)
 }
 
 impl<'de> Deserialize<'de> for TrainerBody {

@@ -164,7 +164,7 @@ impl AnswerShape {
         match self {
             AnswerShape::Sglang(shape) => shape.names.clone(),
             AnswerShape::Vllm(name) => name.iter().cloned().collect(),
-            AnswerShape::Agent(_, fields) => fields.names(),
+            AnswerShape::Agent(_, fields) => fields.names().to_vec(),
         }
     }
 
@@ -236,9 +236,8 @@ impl TrainerState {
         };
         let room = room?;
         let known = self.known_session(surface, request)?;
-        let read = self.read(surface, entry, request, payload, received, known);
-        let read = read.await.inspect_err(|error| self.refused(error))?;
-        let (mut parsed, shape, known) = read;
+        let read = self.read(surface, entry, request, payload, received, known.clone());
+        let (mut parsed, shape) = read.await.inspect_err(|error| self.refused(error))?;
         parsed.name_session(request.headers());
         entry.named(&shape.names());
         note.note(|facts| facts.model = Some(parsed.model_id().to_owned()));
@@ -288,21 +287,24 @@ impl TrainerState {
         payload: web::Payload,
         received: Instant,
         known: Option<KnownSession>,
-    ) -> Result<(ParsedRequest, AnswerShape, Option<KnownSession>), ApiError> {
+    ) -> Result<(ParsedRequest, AnswerShape), ApiError> {
         let body = RawBody::from_request(request, &mut payload.into_inner()).await;
         let RawBody(body) = body.map_err(|error| error.0)?;
         let (model, abort) = (self.model.clone(), entry.abort.clone());
         let stored = self.gateway.stored().clone();
         let read = move |reader: &RequestReader<'_>, body: Bytes| {
             let reader = reader.for_model(&model);
-            let Some(known) = known.clone() else {
-                let (request, shape) = surface.read(body, &reader, &model, &stored)?;
-                return Ok((request.into_rollout(abort.clone()), shape, None));
+            let reader = match &known {
+                Some(known) => reader.with_known_turns(known),
+                None => reader,
             };
-            let reader = reader.with_known_turns(&known);
             let (request, shape) = surface.read(body, &reader, &model, &stored)?;
-            let request = request.into_rollout(abort.clone()).into_turn(known.id());
-            Ok((request, shape, Some(known)))
+            let request = request.into_rollout(abort.clone());
+            let request = match &known {
+                Some(known) => request.into_turn(known.id()),
+                None => request,
+            };
+            Ok((request, shape))
         };
         let read = self
             .gateway
